@@ -1,0 +1,39 @@
+# make demo    train the tiny search agent with C-GRPO (about 12 minutes on two cores)
+# make test    run the test suite               make lint    ruff
+# make venv    only make the environment        make clean   remove it and the demo run
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+RUN ?= runs/tiny
+
+.PHONY: venv demo test test-slow lint sft clean
+
+venv: $(STAMP)
+
+$(STAMP): setup.py constraints.txt
+	@$(PYTHON) -c 'import sys; ok = (3, 11) <= sys.version_info < (3, 14); sys.exit(0 if ok else "carr_jax needs Python 3.11 to 3.13, found " + sys.version.split()[0] + "; choose one with: make PYTHON=python3.11 ...")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	@touch $(STAMP)
+
+demo: $(STAMP)
+	$(BIN)/python launch/train.py --config=configs/c_grpo_tiny.py --workdir=$(RUN)
+
+test: $(STAMP) lint
+	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+test-slow: $(STAMP)
+	$(BIN)/python -m pytest -m slow
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+# Makes again the warm-started policy that ships in carr_jax/assets/sft_tiny.
+sft: $(STAMP)
+	$(BIN)/python launch/sft.py --config=configs/sft_tiny.py --workdir=runs/sft_tiny
+
+clean:
+	rm -rf $(VENV) $(RUN)

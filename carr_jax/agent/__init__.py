@@ -1,0 +1,1 @@
+"""Episodes: tokens in, tokens out.  Never imports jax."""

@@ -1,0 +1,66 @@
+"""The command line of every script in launch/: parse, preflight, run; what goes wrong is one clear line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from absl import flags
+from ml_collections import ConfigDict, config_flags
+
+from carr_jax.config import preflight
+
+
+class UsageError(Exception):
+    """Something the person at the keyboard can mend; the message is one line."""
+
+
+def parse(argv: list[str]) -> tuple[ConfigDict, Path]:
+    """Reads `--config=FILE --config.section.field=value --workdir=DIR`.
+
+    Raises UsageError with one line that says what is wrong and what to do.
+    """
+    values = flags.FlagValues()
+    config_flags.DEFINE_config_file("config", None, "a file in configs/", values, sys_argv=argv)
+    flags.DEFINE_string("workdir", None, "run folder", flag_values=values)
+    example = f"for example: python {argv[0]} --config=configs/c_grpo_tiny.py --workdir=runs/tiny"
+    try:
+        files = [a.partition("=")[2] for a in argv if a.startswith("--config=")]
+        if not files:
+            raise UsageError(f"no configuration was given; {example}")
+        if not Path(files[-1]).is_file():
+            raise UsageError(f"--config={files[-1]}: there is no such file; {example}")
+        rest = values(argv)
+    except flags.UnrecognizedFlagError as error:
+        raise UsageError(f"unknown option --{error.flagname}; {example}") from None
+    except (KeyError, AttributeError) as error:
+        raise UsageError(f"unknown configuration key {_one_line(error)}") from None
+    except (flags.Error, TypeError, ValueError, SyntaxError) as error:
+        raise UsageError(_one_line(error)) from None
+    if rest[1:]:
+        raise UsageError(f"unexpected argument {rest[1]!r}; options look like --config.train.steps=10")
+    name = Path(config_flags.get_config_filename(values["config"])).stem
+    return values.config, Path(values.workdir or f"runs/{name}")
+
+
+def _one_line(error: BaseException) -> str:
+    """The message of an exception as one line, without the quotes that KeyError adds."""
+    text = str(error.args[0]) if error.args else type(error).__name__
+    return " ".join(text.replace("\\n", " ").replace("\\'", "'").split()).strip("'\"")
+
+
+def main(run: Callable[[ConfigDict, Path], None], argv: list[str]) -> int:
+    """Entry point of every script in launch/: parse, preflight, run.  Returns the exit status."""
+    try:
+        config, workdir = parse(argv)
+        missing = preflight(config, workdir)
+        if missing:
+            raise UsageError("cannot start: " + "; ".join(missing))
+        run(config, workdir)
+    except UsageError as error:
+        print(f"{Path(argv[0]).name}: {error}")
+        return 2
+    except KeyboardInterrupt:
+        print(f"{Path(argv[0]).name}: interrupted; the same command resumes from the last checkpoint")
+        return 130
+    return 0

@@ -1,0 +1,284 @@
+"""Configuration: the defaults, what values are allowed, and the preflight that says what is missing.
+
+A file in `configs/` calls `rl()` or `sft()` here and changes what its experiment changes.  The result is a
+locked `ConfigDict`: an unknown key is an error that names the nearest known one.  Every field is read by the
+code and explained by the comment beside it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from ml_collections import ConfigDict
+
+
+def _shared() -> dict:
+    """The sections that reinforcement learning and supervised fine-tuning have in common."""
+    return dict(
+        seed=0,  # decides data order, sampling, initialisation; the same seed gives the same run
+        model=dict(
+            policy="",  # folder to start from (policy.safetensors, config.json, tokenizer.json); "" = random
+            preset="tiny",  # architecture when starting from random weights: tiny or tiny_moe
+            hf_config="",  # a Hugging Face config.json instead of a preset
+            tokenizer="",  # tokenizer folder when `policy` brings none; "" = train one on the pages
+            vocab_size=1536,  # size of the tokenizer trained on the pages
+            dtype="float32",  # compute type of the trainer: float32 or bfloat16 (parameters are always fp32)
+            remat="none",  # none, or full: recompute each layer in the backward pass
+        ),
+        data=dict(
+            source="world",  # world: generated; files: question and page files in `path`
+            path="",  # folder with question .jsonl files and corpus.jsonl(.gz)
+            train_questions=512,  # how many training questions to take; 0 = all (files only)
+            held_out_questions=96,  # how many held-out questions evaluation answers; 0 = no evaluation
+        ),
+        world=dict(
+            seed=0,  # the world's own seed, so that runs with other seeds search the same world
+            entities_per_kind=150,  # entities of each of the 8 kinds that questions are made of
+            distractors=600,  # pages about entities that no question needs
+            look_alikes=200,  # further pages that bear the name of an entity of the questions
+            hops=(2, 3),  # relation hops of a question, in turn
+            obfuscate=0.0,  # probability that the first entity is described, not named
+            shortcut=0.0,  # probability that a last clue alone determines the answer
+        ),
+        search=dict(
+            max_results=10,  # most results of one search
+            snippet_chars=300,  # longest description of a result, in characters
+            page_chars=10_000,  # how much of a page one open shows
+            find_radius=200,  # characters shown on each side of a find hit
+            find_limit=20,  # most hits of one find
+        ),
+        agent=dict(
+            context=64_000,  # tokens of prompt, turns and observations together
+            turns=100,  # most assistant turns
+            tool_calls=100,  # most executed tool calls
+            turn_tokens=8_192,  # most tokens sampled in one turn
+            strict=False,  # True: a turn must be written byte for byte as the template writes it
+        ),
+        learn=dict(
+            lr=2e-6,  # peak learning rate
+            schedule="constant",  # constant, or cosine (to a tenth of the peak over the whole run)
+            warmup_steps=0,  # linear warm-up
+            b1=0.9,  # AdamW's decay of the first moment
+            b2=0.98,  # and of the second
+            weight_decay=0.1,  # on matrices only
+            clip_norm=1.0,  # global gradient norm
+            normalizer="global_tokens",  # denominator of the loss: global_tokens, per_group, per_sequence
+            row_length=64_000,  # tokens of one packed row; at least agent.context
+            rows=1,  # rows of one micro-batch (over all data-parallel devices)
+            logprob_chunk=1024,  # tokens whose logits are held at once
+        ),
+        mesh=dict(data=1, fsdp=1, tensor=1),  # devices along each mesh axis; their product is used
+        checkpoint=dict(
+            every=1,  # optimiser steps between checkpoints; a killed run repeats at most these
+            keep=2,  # newest checkpoints kept
+        ),
+    )
+
+
+def rl() -> ConfigDict:
+    """Defaults of reinforcement learning: the recipe of CaRR (DESIGN "numbers we train with")."""
+    config = _shared()
+    config["reward"] = dict(
+        mix="carr_paper",  # how outcome and rubric reward become one number, see rewards/mixing.py
+        alpha=0.3,  # weight of the rubric (or entity) reward
+        over_length="stats_only",  # over-length: stats_only, train_as_failure or drop
+        judge="exact",  # exact: gold entities and pages, no network
+        score_everything=False,  # also judge rubrics that cannot change a reward, for the metrics
+    )
+    config["rollout"] = dict(
+        prompts=16,  # questions of one step
+        group_size=8,  # trajectories of one question (G)
+        temperature=1.0,  # of sampling and of the trainer's log-probs
+        slots=64,  # sequences that the embedded engine decodes together
+        prefill_rows=8,  # sequences of one prefill call
+        prefill_chunk=128,  # tokens per sequence of one prefill call
+    )
+    config["learn"].update(
+        eps_low=0.2,  # clip of the importance ratio below 1
+        eps_high=0.28,  # and above
+        ratio_correction="icepop",  # trainer/engine mismatch: icepop, tis or none
+        icepop_low=0.5,  # a ratio below has weight 0
+        icepop_high=2.0,  # a ratio above has weight 0
+        tis_cap=2.0,  # truncation of the tis weight
+    )
+    config["train"] = dict(
+        steps=419,  # optimiser steps of the run
+        trajectories_every=1,  # steps between saved trajectory files; the first and last are always saved
+    )
+    return _locked(config)
+
+
+def sft() -> ConfigDict:
+    """Defaults of supervised fine-tuning on rejection-sampled expert traces."""
+    config = _shared()
+    config["learn"].update(lr=4e-5, schedule="cosine")
+    config["sft"] = dict(
+        epochs=3,  # passes over the kept traces
+        batch=16,  # traces of one optimiser step
+        min_outcome=1.0,  # a trace is kept when its outcome
+        min_rubric=1.0,  # and its rubric reward reach these
+    )
+    config["train"] = dict(steps=0)  # stop after so many optimiser steps; 0 = after the epochs
+    return _locked(config)
+
+
+def _locked(tree: Mapping) -> ConfigDict:
+    return ConfigDict(tree).lock()
+
+
+# ------------------------------------------------------------------------------------------------ validation
+
+_CHOICES = {
+    "model.dtype": ("float32", "bfloat16"),
+    "model.remat": ("none", "full"),
+    "model.preset": ("tiny", "tiny_moe"),
+    "data.source": ("world", "files"),
+    "learn.schedule": ("constant", "cosine"),
+    "learn.normalizer": ("global_tokens", "per_group", "per_sequence"),
+    "learn.ratio_correction": ("icepop", "tis", "none"),
+    "reward.over_length": ("stats_only", "train_as_failure", "drop"),
+    "reward.judge": ("exact",),
+    "reward.mix": (
+        "carr_paper",
+        "carr_released",
+        "carr_all_rollouts",
+        "carr_no_identification",
+        "carr_no_connectivity",
+        "grpo",
+        "e_grpo",
+    ),
+}
+_POSITIVE = (
+    "model.vocab_size world.entities_per_kind search.max_results search.snippet_chars search.page_chars "
+    "search.find_radius search.find_limit agent.context agent.turns agent.tool_calls agent.turn_tokens "
+    "rollout.prompts rollout.slots rollout.prefill_rows rollout.prefill_chunk rollout.temperature "
+    "learn.lr learn.clip_norm learn.row_length learn.rows learn.logprob_chunk learn.icepop_low learn.tis_cap "
+    "mesh.data mesh.fsdp mesh.tensor checkpoint.every checkpoint.keep train.trajectories_every "
+    "sft.epochs sft.batch"
+).split()
+_SHARES = (
+    "world.obfuscate world.shortcut reward.alpha learn.eps_low learn.b1 learn.b2 sft.min_outcome sft.min_rubric"
+).split()
+_NOT_NEGATIVE = (
+    "world.distractors world.look_alikes data.train_questions data.held_out_questions learn.weight_decay "
+    "learn.warmup_steps learn.eps_high train.steps"
+).split()
+
+
+def problems(config: ConfigDict) -> list[str]:
+    """Everything that is wrong with the values, one line each, empty when nothing is."""
+    flat = flatten(config)
+    found = [
+        f"config.{key}={flat[key]!r} is not one of {', '.join(choices)}{_hint(flat[key], choices)}"
+        for key, choices in _CHOICES.items()
+        if key in flat and flat[key] not in choices
+    ]
+    rules: list[tuple[list[str], Callable, str]] = [
+        (_POSITIVE, lambda v: v > 0, "must be positive"),
+        (_SHARES, lambda v: 0 <= v <= 1, "must lie between 0 and 1"),
+        (_NOT_NEGATIVE, lambda v: v >= 0, "must not be negative"),
+    ]
+    for keys, holds, says in rules:
+        found += [f"config.{k}={flat[k]!r} {says}" for k in keys if k in flat and not holds(flat[k])]
+    return found + _contradictions(flat)
+
+
+def _contradictions(flat: Mapping) -> list[str]:
+    """Values that are fine alone but not together."""
+    hops = flat["world.hops"]
+    parallel = flat["mesh.data"] * flat["mesh.fsdp"]
+    checks = [
+        (
+            flat["learn.row_length"] >= flat["agent.context"],
+            "config.learn.row_length must be at least config.agent.context: a trajectory is never cut",
+        ),
+        (
+            bool(hops) and all(isinstance(n, int) and 1 <= n <= 4 for n in hops),
+            "config.world.hops must be lengths from 1 to 4, such as (2, 3)",
+        ),
+        (
+            flat["learn.rows"] % parallel == 0,
+            "config.learn.rows must be a multiple of config.mesh.data * config.mesh.fsdp",
+        ),
+        (
+            flat.get("rollout.group_size", 2) >= 2,
+            "config.rollout.group_size must be at least 2: advantages compare siblings",
+        ),
+        (
+            flat["data.source"] != "files" or flat["data.path"],
+            "config.data.source=files needs config.data.path, a folder with question and page files",
+        ),
+        (
+            flat.get("learn.icepop_low", 0) < flat.get("learn.icepop_high", 1),
+            "config.learn.icepop_low must be below config.learn.icepop_high",
+        ),
+    ]
+    return [message for holds, message in checks if not holds]
+
+
+def _hint(value: str, choices: tuple[str, ...]) -> str:
+    near = difflib.get_close_matches(str(value), choices, n=1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def preflight(config: ConfigDict, workdir: Path) -> list[str]:
+    """What is missing to start, all at once and before any costly work: values, files, folders."""
+    found = problems(config)
+    wanted = {
+        "model.policy": ("policy.safetensors", "config.json", "tokenizer.json"),
+        "model.tokenizer": ("tokenizer.json",),
+        "data.path": (),
+    }
+    flat = flatten(config)
+    for key, files in wanted.items():
+        folder = Path(flat[key])
+        if not flat[key]:
+            continue
+        if not folder.is_dir():
+            found.append(f"config.{key}: there is no folder {folder}")
+        found += [
+            f"config.{key}: {folder} has no {f}"
+            for f in files
+            if folder.is_dir() and not (folder / f).is_file()
+        ]
+    if flat["model.hf_config"] and not Path(flat["model.hf_config"]).is_file():
+        found.append(f"config.model.hf_config: there is no file {flat['model.hf_config']}")
+    return found + _workdir_problems(config, workdir)
+
+
+def _workdir_problems(config: ConfigDict, workdir: Path) -> list[str]:
+    """The run folder must be writable and belong to the same experiment when it is resumed."""
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+        (workdir / ".writable").touch()
+        (workdir / ".writable").unlink()
+    except OSError as error:
+        return [f"--workdir={workdir}: cannot be written ({error.strerror})"]
+    saved = workdir / "config.json"
+    if not saved.exists():
+        return []
+    before, now = json.loads(saved.read_text())["config"], json.loads(to_json(config))
+    changed = sorted(k for k in {*before, *now} if before.get(k) != now.get(k) and k not in _MAY_CHANGE)
+    if not changed:
+        return []
+    return [f"--workdir={workdir} holds another run (other {', '.join(changed[:4])}); choose a new folder"]
+
+
+_MAY_CHANGE = {"train.steps", "train.trajectories_every", "checkpoint.every", "checkpoint.keep"}
+
+
+def flatten(config: Mapping, prefix: str = "") -> dict:
+    """{"section.field": value} for all leaves."""
+    flat = {}
+    for key, value in config.items():
+        name = f"{prefix}{key}"
+        flat.update(flatten(value, name + ".") if isinstance(value, Mapping | ConfigDict) else {name: value})
+    return flat
+
+
+def to_json(config: ConfigDict) -> str:
+    """The flat fields as JSON, sorted, for config.json and for comparing runs."""
+    return json.dumps(flatten(config), sort_keys=True, indent=1)

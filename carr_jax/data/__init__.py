@@ -1,0 +1,1 @@
+"""Question and page files."""

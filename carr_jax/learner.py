@@ -1,0 +1,64 @@
+"""The learner of a run: state on its mesh, the compiled step, and the checkpoints it resumes from."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+from ml_collections import ConfigDict
+
+from carr_jax.learning.batch import padding_share
+from carr_jax.learning.checkpoint import Checkpoints
+from carr_jax.learning.step import LearnConfig, init_state, make_train_step, place
+from carr_jax.policy import Policy
+from carr_jax.records import TrainBatch
+from carr_jax.run import RunFolder
+from carr_jax.sharding import make_mesh, mesh_spec, param_shardings
+
+
+class Learner:
+    """Owns everything that an optimiser step changes.
+
+    `done` is the number of finished steps: 0 for a new run, else where the newest checkpoint stands.  `extra`
+    is what was saved beside it.
+    """
+
+    def __init__(self, config: ConfigDict, policy: Policy, loss: str, steps: int, run: RunFolder) -> None:
+        learn = learn_config(config, steps)
+        mesh = make_mesh((config.mesh.data, config.mesh.fsdp, config.mesh.tensor))
+        params = jax.device_put(policy.params, param_shardings(policy.model, mesh))
+        state = init_state(params, learn)
+        self._rows = NamedSharding(mesh, mesh_spec(PartitionSpec(None, "batch")))  # of arrays [M, R, T]
+        self._step = make_train_step(policy.model, learn, loss, state)
+        self._checkpoints = Checkpoints(run.checkpoints, config.checkpoint.keep)
+        self._every, self._steps = config.checkpoint.every, steps
+        self.done = self._checkpoints.latest() or 0
+        self.state, self.extra = self._checkpoints.restore(self.done, state) if self.done else (state, {})
+
+    @property
+    def params(self) -> Any:
+        """The current weights; valid until the next `update`, which reuses their memory."""
+        return self.state.params
+
+    def update(self, batch: TrainBatch) -> dict[str, float]:
+        """One optimiser step; returns its `learn/*` metrics once the new weights are there."""
+        self.state, metrics = self._step(self.state, place(batch, self._rows))
+        self.done += 1
+        values = jax.device_get(jax.block_until_ready(metrics))
+        return {k: float(v) for k, v in values.items()} | {"learn/padding": padding_share(batch)}
+
+    def save_when_due(self, extra: dict[str, Any]) -> None:
+        """A checkpoint every `checkpoint.every` steps and after the last."""
+        if self.done % self._every == 0 or self.done == self._steps:
+            self._checkpoints.save(self.done, self.state, extra)
+
+
+def learn_config(config: ConfigDict, steps: int) -> LearnConfig:
+    """The learner's part of a configuration."""
+    names = {f.name for f in dataclasses.fields(LearnConfig)}
+    fields = {k: v for k, v in config.learn.items() if k in names}
+    if "rollout" in config:
+        fields["temperature"] = config.rollout.temperature  # the log-probs of what was really sampled (P15)
+    return LearnConfig(**fields, total_steps=steps, dtype=config.model.dtype, remat=config.model.remat)

@@ -1,0 +1,1 @@
+"""From rewards to new weights: advantages, packing, losses, the jitted step, checkpoints."""

@@ -1,0 +1,171 @@
+"""From trajectories to the packed arrays of one optimiser step (NumPy, on the host).
+
+Packing decides nothing about the gradient: the same examples give the same loss in any layout.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from carr_jax.records import TrainBatch, Trajectory
+
+
+@dataclass(frozen=True)
+class Example:
+    """One token sequence with what the loss needs: arrays of length N, one scalar advantage.
+
+    `mask[i]` is 1 where token i is a training target, `logprobs[i]` the engine's log-prob there.  `group` names
+    the question whose samples share a baseline.
+    """
+
+    ids: np.ndarray  # int32 [N]
+    mask: np.ndarray  # int8 [N]
+    logprobs: np.ndarray  # float32 [N]
+    advantage: float
+    group: Hashable
+
+    @property
+    def targets(self) -> int:
+        """Tokens that can be trained on: the first token of a sequence is predicted by nothing (P18)."""
+        return int(np.count_nonzero(self.mask[1:]))
+
+
+def from_trajectory(trajectory: Trajectory, advantage: float) -> Example:
+    """The example of a trajectory: its scalar advantage goes to each token that was sampled in it (P31)."""
+    t = trajectory
+    return Example(t.ids, t.mask, t.logprobs, float(advantage), t.question_id)
+
+
+def supervised_example(ids: np.ndarray, mask: np.ndarray, group: Hashable) -> Example:
+    """An example for `sft_loss`, which looks at neither log-probs nor advantages."""
+    ids = np.asarray(ids, np.int32)
+    return Example(ids, np.asarray(mask, np.int8), np.zeros(ids.size, np.float32), 1.0, group)
+
+
+def contributing(examples: Sequence[Example]) -> list[Example]:
+    """Examples that belong into the loss and its denominator, in the given order.
+
+    Leaves out examples without targets (P24) and groups whose advantages are all 0: they have no gradient, and
+    counting their tokens would only shrink the step (P25).
+    """
+    trained = [e for e in examples if e.targets]
+    alive = {e.group for e in trained if e.advantage != 0}
+    return [e for e in trained if e.group in alive]
+
+
+def sequence_weights(examples: Sequence[Example], normalizer: str) -> list[float]:
+    """What one target token of each example weighs; the weights of all targets add up to 1.
+
+    "global_tokens": mean over all tokens.  "per_group": mean over groups of the token mean of the group.
+    "per_sequence": mean over sequences of the token mean of the sequence (gives short answers more weight per
+    token, P01).
+    """
+    if normalizer == "global_tokens":
+        total = max(sum(e.targets for e in examples), 1)
+        return [1 / total for _ in examples]
+    if normalizer == "per_group":
+        tokens: Counter[Hashable] = Counter()
+        for e in examples:
+            tokens[e.group] += e.targets
+        return [1 / (len(tokens) * tokens[e.group]) for e in examples]
+    if normalizer == "per_sequence":
+        return [1 / (len(examples) * max(e.targets, 1)) for e in examples]
+    raise ValueError(f"normalizer={normalizer!r} is not one of global_tokens, per_group, per_sequence")
+
+
+def assign_rows(lengths: Sequence[int], row_length: int) -> list[list[int]]:
+    """First-fit-decreasing bin packing: indices of the sequences in each row; the same input, the same rows."""
+    rows: list[list[int]] = []
+    room: list[int] = []
+    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        length = lengths[index]
+        row = next((r for r, free in enumerate(room) if free >= length), None)
+        if row is None:
+            row = len(rows)
+            rows.append([])
+            room.append(row_length)
+        rows[row].append(index)
+        room[row] -= length
+    return rows
+
+
+def micro_batches_needed(examples: Sequence[Example], row_length: int, rows: int) -> int:
+    """Micro-batches of `rows` rows that `pack` fills; at least 1, so that arrays are never empty."""
+    packed = assign_rows([e.ids.size for e in contributing(examples)], row_length)
+    return max(1, -(-len(packed) // rows))
+
+
+def pack(
+    examples: Sequence[Example], row_length: int, rows: int, micro_batches: int, normalizer: str
+) -> TrainBatch:
+    """The batch of one optimiser step, [micro_batches, rows, row_length], as `TrainBatch` documents it.
+
+    Raises ValueError when a sequence is longer than a row, when its arrays differ in length, or when the
+    examples need more than `micro_batches`.  With nothing to train on, no micro-batch is filled.
+    """
+    kept = contributing(examples)
+    for e in kept:
+        _check(e, row_length)
+    weights = sequence_weights(kept, normalizer)
+    layout = assign_rows([e.ids.size for e in kept], row_length)
+    filled = -(-len(layout) // rows)
+    if filled > micro_batches:
+        raise ValueError(
+            f"{len(layout)} packed rows need {filled} micro-batches of {rows} rows, there are {micro_batches}: "
+            "ask micro_batches_needed, or raise rows or row_length"
+        )
+    arrays = _empty(micro_batches * rows, row_length)
+    for row, indices in enumerate(layout):
+        start = 0
+        for segment, i in enumerate(indices, start=1):
+            _place({k: v[row] for k, v in arrays.items()}, start, segment, kept[i], weights[i])
+            start += kept[i].ids.size
+    shape = (micro_batches, rows, row_length)
+    return TrainBatch(**{k: v.reshape(shape) for k, v in arrays.items()}, micro_batches=filled)
+
+
+def padding_share(batch: TrainBatch) -> float:
+    """Share of positions in the filled micro-batches that hold no token; 0 for an empty batch."""
+    filled = batch.segments[: batch.micro_batches]
+    return float((filled == 0).mean()) if filled.size else 0.0
+
+
+def _check(e: Example, row_length: int) -> None:
+    n = e.ids.size
+    if n > row_length:
+        raise ValueError(
+            f"a sequence of group {e.group!r} has {n} tokens and does not fit a row of {row_length}: "
+            "raise learn.row_length or lower the context budget"
+        )
+    if e.mask.size != n or e.logprobs.size != n:
+        raise ValueError(
+            f"a sequence of group {e.group!r} has {n} ids, {e.mask.size} masks, {e.logprobs.size} log-probs"
+        )
+    trained = e.mask != 0
+    if not (np.isfinite(e.logprobs[trained]).all() and np.isfinite(e.advantage)):
+        raise ValueError(f"a sequence of group {e.group!r} has a log-prob or advantage that is not finite")
+
+
+def _empty(rows: int, row_length: int) -> dict[str, np.ndarray]:
+    ints = ("tokens", "targets", "segments", "positions")
+    floats = ("weights", "engine_logprobs", "advantages")
+    shape = (rows, row_length)
+    return {k: np.zeros(shape, np.int32) for k in ints} | {k: np.zeros(shape, np.float32) for k in floats}
+
+
+def _place(row: dict[str, np.ndarray], start: int, segment: int, e: Example, weight: float) -> None:
+    """Writes one sequence into its row; targets, weights and log-probs move one position left (P18)."""
+    n = e.ids.size
+    whole, shifted = slice(start, start + n), slice(start, start + n - 1)
+    trained = e.mask[1:] != 0
+    row["tokens"][whole] = e.ids
+    row["segments"][whole] = segment
+    row["positions"][whole] = np.arange(n)
+    row["targets"][shifted] = e.ids[1:]
+    row["weights"][shifted] = np.where(trained, weight, 0.0)
+    row["engine_logprobs"][shifted] = np.where(trained, e.logprobs[1:], 0.0)
+    row["advantages"][shifted] = np.where(trained, e.advantage, 0.0)

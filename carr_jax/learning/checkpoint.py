@@ -1,0 +1,119 @@
+"""Checkpoints of a run (orbax) and small standalone parameter files (safetensors)."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+
+class Checkpoints:
+    """The newest `keep` checkpoints of a run, in one folder.
+
+    A save is written beside the others and takes its name only when complete; older ones are deleted after
+    that.  So a process killed at any instant leaves the last complete checkpoint, and what it left unfinished
+    is ignored and cleared by the next process.
+    """
+
+    def __init__(self, directory: Path | str, keep: int) -> None:
+        self._directory = Path(directory).absolute()
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=keep, enable_async_checkpointing=False, cleanup_tmp_directories=True
+        )
+        self._manager = ocp.CheckpointManager(self._directory, options=options)
+
+    def save(self, step: int, state: Any, extra: dict[str, Any]) -> None:
+        """Writes `state` (a pytree of arrays) and `extra` (JSON values) and returns when they are on disk.
+
+        Raises ValueError when `step` is not newer than the latest checkpoint.
+        """
+        latest = self.latest()
+        if latest is not None and step <= latest:
+            raise ValueError(f"checkpoint {step} in {self._directory} would not be newer than {latest}")
+        header = {"extra": extra, "leaves": _leaves(state)}
+        self._manager.save(
+            step,
+            args=ocp.args.Composite(state=ocp.args.StandardSave(state), header=ocp.args.JsonSave(header)),
+            force=True,
+        )
+
+    def latest(self) -> int | None:
+        """The newest complete checkpoint."""
+        return self._manager.latest_step()
+
+    def restore(self, step: int, abstract_state: Any) -> tuple[Any, dict[str, Any]]:
+        """(state, extra) of a checkpoint, each leaf bit for bit and with the sharding of `abstract_state`.
+
+        `abstract_state` is a state or its jax.ShapeDtypeStructs.  Raises ValueError with one line when the
+        checkpoint has other leaves, shapes or dtypes.
+        """
+        header = self._manager.restore(step, args=ocp.args.Composite(header=ocp.args.JsonRestore())).header
+        wanted = _leaves(abstract_state)
+        if header["leaves"] != wanted:
+            raise ValueError(
+                f"checkpoint {step} in {self._directory} does not fit this run: "
+                f"{_difference(header['leaves'], wanted)}; use the configuration that made it, or a new folder"
+            )
+        target = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), abstract_state
+        )
+        restored = self._manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(target)))
+        return restored.state, header["extra"]
+
+    def close(self) -> None:
+        self._manager.close()
+
+
+def _name(path: tuple) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def _leaves(tree: Any) -> dict[str, str]:
+    """Leaf name -> "float32[3,4]"."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {_name(path): f"{x.dtype}[{','.join(map(str, x.shape))}]" for path, x in leaves}
+
+
+def _difference(saved: dict[str, str], wanted: dict[str, str]) -> str:
+    """The first leaf that differs, in words; parameters come first in a train state."""
+    key = next(k for k in {**wanted, **saved} if saved.get(k) != wanted.get(k))
+    return f"{key} is {saved.get(key, 'absent')} there and {wanted.get(key, 'absent')} here"
+
+
+def save_params(
+    path: Path | str, params: dict[str, Any], metadata: dict[str, Any], dtype: str = "float32"
+) -> None:
+    """Nested dicts of arrays to one safetensors file, names joined with "/"; replaces `path` at once.
+
+    `dtype` is what floating-point leaves are stored as ("float32", "bfloat16", "float16").
+    """
+    flat = {_name(key): _stored(x, dtype) for key, x in jax.tree_util.tree_leaves_with_path(params)}
+    path = Path(path)
+    partial = path.with_name(path.name + ".partial")
+    save_file(flat, partial, metadata={"metadata": json.dumps(metadata)})
+    os.replace(partial, path)
+
+
+def load_params(path: Path | str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(nested dicts of NumPy arrays in their stored dtype, metadata) of a file written by `save_params`."""
+    params: dict[str, Any] = {}
+    with safe_open(path, framework="numpy") as file:
+        for name in file.keys():  # noqa: SIM118 (not a dict)
+            *parents, leaf = name.split("/")
+            node = params
+            for parent in parents:
+                node = node.setdefault(parent, {})
+            node[leaf] = file.get_tensor(name)
+        return params, json.loads((file.metadata() or {}).get("metadata", "{}"))
+
+
+def _stored(x: Any, dtype: str) -> np.ndarray:
+    x = np.ascontiguousarray(jax.device_get(x))
+    return x.astype(jax.numpy.dtype(dtype)) if jax.numpy.issubdtype(x.dtype, jax.numpy.floating) else x

@@ -1,0 +1,1 @@
+"""Metrics, the live table, the HTML report."""

@@ -1,0 +1,1 @@
+"""CaRR rewards: citations, the three steps, the outcome, mixing.  Never imports jax."""

@@ -1,0 +1,73 @@
+"""Rubrics: filling placeholders, the evidence graph of CaRR, and comparisons that stand on no page."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+
+import networkx
+
+from carr_jax.records import PLACEHOLDER, Rubric
+from carr_jax.rewards import matching
+
+ANSWER = "E0"
+# Capitalised words that a statement may hold without naming anything.
+_STATEMENT_WORDS = frozenset(
+    re.findall(
+        r"[a-z]+",
+        """a after an and are as at before by did do does during for from he her his how i if in is it its of on
+        or she that the their they this to was were what when where which who whom whose why with""",
+    )
+)
+_WORD = re.compile(r"[^\W_]+")
+
+
+def entity_ids(rubrics: Sequence[Rubric]) -> tuple[str, ...]:
+    """The placeholder ids of all rubrics, by number: ("E0", "E1", ...)."""
+    found = {entity for rubric in rubrics for entity in rubric.entities}
+    return tuple(sorted(found, key=lambda entity: (int(entity[1:]), entity)))
+
+
+def fill(text: str, names: Mapping[str, str | None]) -> str:
+    """`text` with every placeholder that has a name replaced, all at once: a name is never filled itself."""
+    return PLACEHOLDER.sub(lambda match: names.get(match[1]) or match[0], text)
+
+
+def identified(rubric: Rubric, names: Mapping[str, str | None]) -> bool:
+    """Step 1: does every entity of the rubric have a name?"""
+    return all(names.get(entity) for entity in rubric.entities)
+
+
+def connected(entities: Sequence[Collection[str]], supported: Sequence[bool]) -> tuple[bool, ...]:
+    """Step 3: which supported rubrics are reachable from E0 in the graph of entities and supported rubrics.
+
+    `entities[i]` are the ids of rubric i.  Rubrics are the integer nodes, entities the string nodes.
+    """
+    graph = networkx.Graph()
+    graph.add_node(ANSWER)
+    graph.add_edges_from(
+        (index, entity)
+        for index, (ids, holds) in enumerate(zip(entities, supported, strict=True))
+        if holds
+        for entity in ids
+    )
+    reachable = networkx.node_connected_component(graph, ANSWER)
+    return tuple(index in reachable for index in range(len(entities)))
+
+
+def comparison_holds(relation: str, first: str, second: str) -> bool:
+    """Whether `first` is "earlier" or "later" than `second`; False when the two cannot be put in order.
+
+    Raises ValueError for another relation.
+    """
+    if relation not in ("earlier", "later"):
+        raise ValueError(f"rubric relation {relation!r} is not one of fact, earlier, later")
+    order = matching.compare(first, second)
+    return order is not None and order == (-1 if relation == "earlier" else 1)
+
+
+def literal_words(text: str) -> frozenset[str]:
+    """The folded words of literal names in `text`: outside placeholders, capitalised or with digits."""
+    words = _WORD.findall(PLACEHOLDER.sub(" ", text))
+    names = (word for word in words if word[0].isupper() or any(c.isdigit() for c in word))
+    return frozenset(w for word in names for w in matching.fold(word).split() if w not in _STATEMENT_WORDS)

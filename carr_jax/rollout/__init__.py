@@ -1,0 +1,1 @@
+"""Engines that sample turns, and the scheduler that keeps episodes in flight."""

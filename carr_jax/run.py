@@ -1,0 +1,85 @@
+"""A run is a folder: config.json, metrics.jsonl, trajectories/, checkpoints/, report.html."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import platform
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+from ml_collections import ConfigDict
+
+from carr_jax import __version__
+from carr_jax.config import flatten
+from carr_jax.observe.files import atomic_file
+from carr_jax.policy import Policy
+from carr_jax.records import to_json
+from carr_jax.task import Task
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Where the parts of one run lie."""
+
+    path: Path
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def evaluations(self) -> Path:
+        return self.path / "evaluations.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def policy(self) -> Path:
+        return self.path / "policy"
+
+    def trajectories(self, step: int) -> Path:
+        return self.path / "trajectories" / f"step_{step:06d}.jsonl.gz"
+
+    def describe(self, config: ConfigDict, task: Task, policy: Policy) -> None:
+        """Writes config.json: the resolved configuration with versions and hashes of data and weights."""
+        facts = {
+            "config": json.loads(json.dumps(flatten(config))),
+            "versions": _versions(),
+            "devices": [str(d) for d in jax.devices()],
+            "questions_sha256": _sha256(json.dumps([to_json(q) for q in task.questions]).encode()),
+            "pages_sha256": _sha256(json.dumps([to_json(p) for p in task.pages]).encode()),
+            "weights_sha256": params_sha256(policy.params),
+            "tokenizer_sha256": policy.tokenizer.content_hash(),
+        }
+        with atomic_file(self.path / "config.json") as file:
+            file.write((json.dumps(facts, indent=1) + "\n").encode())
+
+
+def params_sha256(params: dict) -> str:
+    """One hash over all parameters, in the order of their names."""
+    digest = hashlib.sha256()
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        digest.update(jax.tree_util.keystr(path).encode())
+        digest.update(jax.device_get(leaf).tobytes())
+    return digest.hexdigest()
+
+
+def _versions() -> dict[str, str]:
+    names = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "tokenizers", "tantivy", "numpy")
+    versions = {name: importlib.metadata.version(name) for name in names}
+    return {
+        "carr_jax": __version__,
+        "python": sys.version.split()[0],
+        "machine": platform.machine(),
+        **versions,
+    }
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,120 @@
+"""Supervised fine-tuning on traces of a scripted expert, kept only when the reward engine accepts them.
+
+One run, top to bottom: the expert answers the questions of the `sft` split through the same episode code that
+reinforcement learning uses; each trace is scored by the same rewards; what falls below the thresholds is
+rejected; the rest is packed and learned, loss on sampled tokens only.  It can be killed and resumed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+from ml_collections import ConfigDict
+from rich.console import Console
+
+from carr_jax.agent.chat import Chat
+from carr_jax.agent.tokenizer import train_bpe
+from carr_jax.learner import Learner
+from carr_jax.learning.batch import Example, micro_batches_needed, pack, supervised_example
+from carr_jax.observe.live import LiveView
+from carr_jax.observe.metrics import MetricsLog
+from carr_jax.policy import load_policy, write_policy
+from carr_jax.records import Question, Score, Trajectory
+from carr_jax.rewards.carr import score_group
+from carr_jax.rewards.judge import ExactJudge
+from carr_jax.rollout.scheduler import Rollouts
+from carr_jax.rollout.scripted import ScriptedEngine, expert
+from carr_jax.run import RunFolder
+from carr_jax.task import Task, load_task
+
+TOKENIZER_TRACES = 200  # expert traces that the new tokenizer sees beside the pages
+
+
+def finetune(config: ConfigDict, workdir: Path) -> None:
+    """Trains the policy that `config` describes and writes it to `workdir`/policy."""
+    # ---------------------------------------------------------------------- questions, traces, rejection
+    console = Console()
+    run = RunFolder(workdir)
+    task = load_task(config, "sft")
+    policy = load_policy(config, tokenizer_texts(task))
+    run.describe(config, task, policy)
+    console.print(f"the expert answers {len(task.questions)} questions")
+    chat = Chat(policy.tokenizer)
+    kept, rejected = asyncio.run(expert_traces(config, task, chat))
+    console.print(f"{len(kept)} traces kept, {rejected} rejected")
+    if not kept:
+        raise ValueError("no trace reaches config.sft.min_outcome and config.sft.min_rubric")
+
+    # ---------------------------------------------------------------------- the learner, new or resumed
+    examples = [supervised_example(t.ids, t.mask, i) for i, t in enumerate(kept)]
+    steps = config.train.steps or len(examples) // config.sft.batch * config.sft.epochs
+    learner = Learner(config, policy, "sft", steps, run)
+    metrics = MetricsLog(run.metrics)
+    metrics.truncate_after(learner.done)
+    most = most_micro_batches(examples, config)
+
+    # ---------------------------------------------------------------------- one optimiser step after another
+    with LiveView(steps, learner.done, console) as view:
+        for step in range(learner.done, steps):
+            chosen = batch_of(examples, config.seed, step, config.sft.batch)
+            batch = pack(chosen, config.learn.row_length, config.learn.rows, most, config.learn.normalizer)
+            row = {"step": step + 1, **learner.update(batch)}
+            metrics.append(row)
+            learner.save_when_due({"position": (step + 1) * config.sft.batch})
+            view.step(row)
+    write_policy(run.policy, dataclasses.replace(policy, params=jax.device_get(learner.params)))
+    console.print(f"policy: {run.policy}")
+
+
+def tokenizer_texts(task: Task) -> list[str]:
+    """Pages, and expert traces so that the words of the turn grammar become short too."""
+    pages = [page.text for page in task.pages]
+    chat = Chat(train_bpe(pages, 1024))
+    rollouts = Rollouts(None, chat, task.corpus, task.budgets)
+    traces = asyncio.run(_expert_episodes(rollouts, task.questions[:TOKENIZER_TRACES]))
+    return pages + [chat.tokenizer.decode(t.ids) for t in traces]
+
+
+async def expert_traces(config: ConfigDict, task: Task, chat: Chat) -> tuple[list[Trajectory], int]:
+    """(kept traces in the order of the questions, number rejected)."""
+    rollouts = Rollouts(None, chat, task.corpus, task.budgets, strict=config.agent.strict)
+    traces = await _expert_episodes(rollouts, task.questions)
+    judge = ExactJudge()
+    kept = []
+    for question, trace in zip(task.questions, traces, strict=True):
+        (score,) = await score_group(question, [trace], judge, "carr_paper", score_everything=True)
+        if accepted(score, config.sft.min_outcome, config.sft.min_rubric):
+            kept.append(trace)
+    return kept, len(traces) - len(kept)
+
+
+def accepted(score: Score, min_outcome: float, min_rubric: float) -> bool:
+    """Rejection sampling: a known score that reaches both thresholds."""
+    return score.known and score.outcome >= min_outcome and (score.rubric or 0.0) >= min_rubric
+
+
+async def _expert_episodes(rollouts: Rollouts, questions: Sequence[Question]) -> list[Trajectory]:
+    traces = []
+    for question in questions:
+        engine = ScriptedEngine(rollouts.chat, expert(question))
+        traces.append(await dataclasses.replace(rollouts, engine=engine).episode(question, 0, 0))
+    return traces
+
+
+def batch_of(examples: Sequence[Example], seed: int, step: int, size: int) -> list[Example]:
+    """The examples of an optimiser step; a pure function, each epoch in its own order, the rest left out."""
+    per_epoch = len(examples) // size
+    epoch, index = divmod(step, per_epoch)
+    order = random.Random(f"{seed}/{epoch}").sample(range(len(examples)), len(examples))
+    return [examples[i] for i in order[index * size : (index + 1) * size]]
+
+
+def most_micro_batches(examples: Sequence[Example], config: ConfigDict) -> int:
+    """Micro-batches that hold any `config.sft.batch` examples: the longest ones, packed."""
+    longest = sorted(examples, key=lambda e: -e.ids.size)[: config.sft.batch]
+    return micro_batches_needed(longest, config.learn.row_length, config.learn.rows)

@@ -1,0 +1,72 @@
+"""What the agent is to do: questions to learn from, held-out questions, and the pages it may search."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from ml_collections import ConfigDict
+
+from carr_jax.agent.episode import Budgets
+from carr_jax.data.sources import read_pages, read_questions
+from carr_jax.records import Page, Question
+from carr_jax.search.corpus import Corpus
+from carr_jax.search.world import WorldConfig, build_world
+
+
+@dataclass(frozen=True)
+class Task:
+    """`questions` in file order; see `question_order` for the order of training."""
+
+    questions: tuple[Question, ...]
+    held_out: tuple[Question, ...]
+    pages: tuple[Page, ...]
+    corpus: Corpus
+    budgets: Budgets
+
+
+def load_task(config: ConfigDict, split: str) -> Task:
+    """Reads or generates everything that `config.data` names.  `split` is "train" or "sft".
+
+    Raises ValueError naming file, line and reason for rows that cannot be used.
+    """
+    if config.data.source == "world":
+        pages, questions, held_out = _from_world(config, split)
+    else:
+        pages, questions, held_out = _from_files(config)
+    corpus = Corpus(pages, **config.search.to_dict())
+    agent = config.agent
+    budgets = Budgets(agent.context, agent.turns, agent.tool_calls, agent.turn_tokens)
+    return Task(tuple(questions), tuple(held_out), pages, corpus, budgets)
+
+
+def _from_world(config: ConfigDict, split: str) -> tuple[tuple[Page, ...], list[Question], list[Question]]:
+    world = build_world(WorldConfig(**config.world.to_dict()))
+    count = config.data.train_questions
+    held_out = world.questions("held_out", config.data.held_out_questions, seed=0)
+    return world.pages, world.questions(split, count, seed=0), held_out
+
+
+def _from_files(config: ConfigDict) -> tuple[tuple[Page, ...], list[Question], list[Question]]:
+    """Takes questions that have rubrics; the files' "dev" split is held out."""
+    pages = tuple(read_pages(config.data.path))
+    rows = [q for q in read_questions(config.data.path) if q.rubrics]
+    train = [q for q in rows if q.split == "train"]
+    held_out = [q for q in rows if q.split == "dev"]
+    count = config.data.train_questions or len(train)
+    return pages, _spread(train, count), _spread(held_out, config.data.held_out_questions)
+
+
+def _spread(questions: list[Question], count: int) -> list[Question]:
+    """`count` questions evenly spaced over the list, so that every source file is represented."""
+    count = min(count, len(questions))
+    return [questions[i * len(questions) // count] for i in range(count)]
+
+
+def question_order(seed: int, position: int, count: int) -> int:
+    """Index of the question at `position` of the endless, per-epoch shuffled training stream.
+
+    A pure function, so that the data position in a checkpoint is one integer.
+    """
+    epoch, offset = divmod(position, count)
+    return random.Random(f"{seed}/{epoch}").sample(range(count), count)[offset]

@@ -1,0 +1,239 @@
+"""Reinforcement learning of a search agent: one run, top to bottom.
+
+Each step: questions -> G episodes each -> scores -> mixed rewards -> advantages -> packed batch -> one
+optimiser step -> new weights for the engine.  Everything random is a pure function of (seed, step, question,
+sample), so a run that was killed goes on from its last checkpoint with the same result, bit for bit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+from rich.console import Console
+
+from carr_jax.agent.chat import Chat
+from carr_jax.learner import Learner
+from carr_jax.learning.advantages import OK, group_advantages, over_length_masks
+from carr_jax.learning.batch import from_trajectory, pack
+from carr_jax.observe.files import atomic_file
+from carr_jax.observe.live import LiveView, summary_table
+from carr_jax.observe.metrics import MetricsLog, rollout_metrics
+from carr_jax.observe.report import write_report
+from carr_jax.observe.viewer import read_trajectories, trajectory_to_text, write_trajectories
+from carr_jax.policy import Policy, load_policy, write_policy
+from carr_jax.records import Group, Question, Score, TrainBatch, Trajectory
+from carr_jax.rewards.carr import group_rewards, score_group
+from carr_jax.rewards.judge import ExactJudge
+from carr_jax.rollout.embedded import EmbeddedEngine
+from carr_jax.rollout.scheduler import Rollouts, Scored, Scorer, run_groups
+from carr_jax.run import RunFolder
+from carr_jax.task import Task, load_task, question_order
+
+_TRAINING, _EVALUATION = 0, 1  # keep the random streams apart
+
+
+def train(config: ConfigDict, workdir: Path) -> None:
+    """Trains the policy that `config` describes; everything a person may want to see lies in `workdir`."""
+    # ---------------------------------------------------------------------- what to learn from, who learns
+    console = Console()
+    run = RunFolder(workdir)
+    task = load_task(config, "train")
+    policy = load_policy(config, [page.text for page in task.pages])
+    run.describe(config, task, policy)
+    learner = Learner(config, policy, "policy", config.train.steps, run)
+    metrics = MetricsLog(run.metrics)
+    metrics.truncate_after(learner.done)  # rows of steps that a killed run made but did not save
+    evaluations = MetricsLog(run.evaluations)
+
+    # ---------------------------------------------------------------------- who acts
+    engine = make_engine(config, policy, learner)
+    rollouts = make_rollouts(config, policy, task, engine)
+    score = make_scorer(config)
+
+    # ---------------------------------------------------------------------- one step after another
+    with asyncio.Runner() as loop, LiveView(config.train.steps, learner.done, console) as view:
+        if learner.done == 0:
+            view.phase("held-out questions, before")
+            loop.run(evaluate(0, config, task, rollouts, score, evaluations))
+        for step in range(learner.done, config.train.steps):
+            questions = questions_of(step, config, task)
+            clock = Clock()
+
+            view.phase("rollout")
+            seed = (config.seed, _TRAINING, step)
+            scored = loop.run(run_groups(rollouts, questions, config.rollout.group_size, seed, score))
+            clock.lap("rollout", less=sum(s.reward_s for s in scored))
+            clock.times["reward"] = sum(s.reward_s for s in scored)
+
+            view.phase("train")
+            groups = [make_group(config, s) for s in scored]
+            learned = learner.update(make_batch(config, groups))
+            clock.lap("train")
+            loop.run(engine.update_weights(learner.params, learner.done))
+            clock.lap("sync")
+
+            view.phase("save")
+            row = {"step": learner.done, **clock.metrics(), **rollout_metrics(groups), **learned}
+            row |= version_metrics(groups, version=step)
+            metrics.append(row)
+            if due(learner.done, config):
+                write_trajectories(run.trajectories(learner.done), groups)
+            learner.save_when_due({"position": learner.done * config.rollout.prompts, "seed": config.seed})
+            view.step(row)
+        view.phase("held-out questions, after")
+        loop.run(evaluate(learner.done, config, task, rollouts, score, evaluations))
+
+    # ---------------------------------------------------------------------- what to look at
+    write_policy(run.policy, dataclasses.replace(policy, params=jax.device_get(learner.params)))
+    finish(console, run, policy)
+
+
+# ------------------------------------------------------------------------------------------- the parts of a run
+
+
+def make_engine(config: ConfigDict, policy: Policy, learner: Learner) -> EmbeddedEngine:
+    return EmbeddedEngine(
+        learner.params,
+        policy.model,
+        slots=config.rollout.slots,
+        max_length=config.agent.context,
+        prefill_rows=config.rollout.prefill_rows,
+        prefill_chunk=config.rollout.prefill_chunk,
+        version=learner.done,
+    )
+
+
+def make_rollouts(config: ConfigDict, policy: Policy, task: Task, engine: EmbeddedEngine) -> Rollouts:
+    chat = Chat(policy.tokenizer)
+    return Rollouts(engine, chat, task.corpus, task.budgets, config.rollout.temperature, config.agent.strict)
+
+
+def make_scorer(config: ConfigDict) -> Scorer:
+    judge = ExactJudge()
+
+    async def score(question: Question, trajectories: Sequence[Trajectory]) -> Sequence[Score]:
+        everything = config.reward.score_everything
+        return await score_group(question, trajectories, judge, config.reward.mix, score_everything=everything)
+
+    return score
+
+
+def questions_of(step: int, config: ConfigDict, task: Task) -> list[Question]:
+    """The questions of a step: the next `prompts` positions of the endless shuffled stream."""
+    first = step * config.rollout.prompts
+    count = len(task.questions)
+    return [
+        task.questions[question_order(config.seed, position, count)]
+        for position in range(first, first + config.rollout.prompts)
+    ]
+
+
+# --------------------------------------------------------------------------------------- from scores to a batch
+
+
+def make_group(config: ConfigDict, scored: Scored) -> Group:
+    """Mixed rewards and advantages of one question's siblings."""
+    rewards = group_rewards(config.reward.mix, scored.trajectories, scored.scores, config.reward.alpha)
+    over_length = np.array([t.end.over_length for t in scored.trajectories])
+    in_statistics, in_loss = over_length_masks(~np.isnan(rewards), over_length, config.reward.over_length)
+    advantages, status = group_advantages(rewards, in_statistics)
+    trained = in_loss & (status == OK)
+    return Group(scored.question, scored.trajectories, scored.scores, rewards, advantages, trained)
+
+
+def make_batch(config: ConfigDict, groups: Sequence[Group]) -> TrainBatch:
+    """All trained trajectories of the step, packed; its shape is the same in every step."""
+    learn = config.learn
+    examples = [
+        dataclasses.replace(from_trajectory(trajectory, advantage), group=index)
+        for index, group in enumerate(groups)
+        for trajectory, advantage, trained in zip(
+            group.trajectories, group.advantages, group.trained, strict=True
+        )
+        if trained
+    ]
+    most = -(-config.rollout.prompts * config.rollout.group_size // learn.rows)  # one trajectory in each row
+    return pack(examples, learn.row_length, learn.rows, most, learn.normalizer)
+
+
+# ---------------------------------------------------------------------------------------------------- watching
+
+
+class Clock:
+    """Wall time of the parts of a step, in seconds."""
+
+    def __init__(self) -> None:
+        self.times: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, part: str, less: float = 0.0) -> None:
+        """The time since the last lap belongs to `part`, except `less` seconds of it."""
+        now = time.perf_counter()
+        self.times[part], self._last = now - self._last - less, now
+
+    def metrics(self) -> dict[str, float]:
+        return {f"time/{part}_s": seconds for part, seconds in self.times.items()}
+
+
+def version_metrics(groups: Sequence[Group], version: int) -> dict[str, float]:
+    """The version that acted, and how far behind it the oldest sampled token is."""
+    oldest = [t.versions[t.mask != 0].min() for g in groups for t in g.trajectories if t.mask.any()]
+    return {"version/policy": version, "version/staleness_max": int(version - min(oldest, default=version))}
+
+
+def due(done: int, config: ConfigDict) -> bool:
+    """Whether the trajectories of the step that was just finished are saved."""
+    return done in (1, config.train.steps) or done % config.train.trajectories_every == 0
+
+
+async def evaluate(
+    step: int, config: ConfigDict, task: Task, rollouts: Rollouts, score: Scorer, log: MetricsLog
+) -> None:
+    """Answers each held-out question once, at the training temperature; once per step number."""
+    if not task.held_out or any(row["step"] == step for row in MetricsLog.read(log.path)):
+        return
+    scored = await run_groups(rollouts, task.held_out, 1, (config.seed, _EVALUATION), score)
+    nothing = np.zeros(1)
+    groups = [Group(s.question, s.trajectories, s.scores, nothing, nothing, nothing > 0) for s in scored]
+    values = {k: v for k, v in rollout_metrics(groups).items() if k not in _GROUP_METRICS}
+    log.append({"step": step, "questions": len(groups), **values})
+
+
+_GROUP_METRICS = ("reward/mixed", "reward/zero_spread_groups", "reward/dropped_groups")
+
+
+def finish(console: Console, run: RunFolder, policy: Policy) -> None:
+    """The summary, and the files worth opening."""
+    report = write_report(run.path)
+    example = write_example(run, policy)
+    console.print(summary_table(MetricsLog.read(run.metrics)))
+    for row in MetricsLog.read(run.evaluations):
+        console.print(
+            f"held-out questions after step {row['step']}: outcome {row['reward/outcome']:.3f} "
+            f"on {row['questions']}"
+        )
+    console.print(f"metrics:    {run.metrics}\nreport:     {report}\ntrajectory: {example}")
+
+
+def write_example(run: RunFolder, policy: Policy) -> Path:
+    """The best rewarded trajectory of the newest saved step, as text."""
+    newest = max((run.path / "trajectories").glob("step_*.jsonl.gz"))
+    best = max(
+        ((g, i) for g in read_trajectories(newest) for i in range(len(g.rewards))),
+        key=lambda pair: np.nan_to_num(pair[0].rewards[pair[1]], nan=-1.0),
+    )
+    group, i = best
+    text = trajectory_to_text(
+        group.question, group.trajectories[i], group.scores[i], group.rewards[i], group.advantages[i]
+    )
+    path = run.path / "trajectory.md"
+    with atomic_file(path) as file:
+        file.write(text.encode())
+    return path

@@ -1,0 +1,23 @@
+"""C-GRPO on the built-in world: the whole job, small.
+
+    python launch/train.py --config=configs/c_grpo_tiny.py --workdir=runs/tiny
+
+Hardware: two CPU cores, about 2 GB.
+"""
+
+from carr_jax import config as defaults
+from configs.sft_tiny import tiny_task
+
+
+def get_config():
+    config = defaults.rl()
+    tiny_task(config)
+    config.model.policy = "carr_jax/assets/sft_tiny"
+    config.reward.score_everything = True  # the exact judge is free
+    config.rollout.prompts = 5
+    config.rollout.slots = 48
+    config.learn.lr = 3e-4
+    config.learn.rows = 4
+    config.train.steps = 40
+    config.checkpoint.every = 5
+    return config

@@ -1,0 +1,40 @@
+"""Warm start of the tiny policy: expert traces in the built-in world, rejection-sampled by the rewards.
+
+    python launch/sft.py --config=configs/sft_tiny.py --workdir=runs/sft_tiny
+
+Hardware: two CPU cores, about 2 GB.
+"""
+
+from carr_jax import config as defaults
+
+
+def get_config():
+    config = defaults.sft()
+    tiny_task(config)
+    config.data.train_questions = 6900
+    config.world.hops = (1, 2)  # single hops teach searching and copying sooner
+    config.learn.lr = 3e-3
+    config.learn.warmup_steps = 50
+    config.learn.weight_decay = 0.01
+    config.learn.rows = 2
+    config.sft.epochs = 2
+    config.sft.batch = 8
+    config.checkpoint.every = 50
+    return config
+
+
+def tiny_task(config):
+    """The world and the limits that every tiny experiment shares."""
+    config.world.hops = (2,)
+    config.world.look_alikes = 200
+    config.search.max_results = 3
+    config.search.snippet_chars = 80
+    config.search.page_chars = 600
+    config.search.find_radius = 60
+    config.search.find_limit = 3
+    config.agent.context = 1280
+    config.agent.turns = 10
+    config.agent.tool_calls = 10
+    config.agent.turn_tokens = 256
+    config.learn.row_length = 1280
+    config.learn.logprob_chunk = 1280
