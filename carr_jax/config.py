@@ -85,7 +85,6 @@ def rl() -> ConfigDict:
         mix="carr_paper",  # how outcome and rubric reward become one number, see rewards/mixing.py
         alpha=0.3,  # weight of the rubric (or entity) reward
         over_length="stats_only",  # over-length: stats_only, train_as_failure or drop
-        judge="exact",  # exact: gold entities and pages, no network
         score_everything=False,  # also judge rubrics that cannot change a reward, for the metrics
     )
     config["rollout"] = dict(
@@ -140,7 +139,6 @@ _CHOICES = {
     "learn.normalizer": ("global_tokens", "per_group", "per_sequence"),
     "learn.ratio_correction": ("icepop", "tis", "none"),
     "reward.over_length": ("stats_only", "train_as_failure", "drop"),
-    "reward.judge": ("exact",),
     "reward.mix": (
         "carr_paper",
         "carr_released",

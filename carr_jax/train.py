@@ -48,9 +48,9 @@ def train(config: ConfigDict, workdir: Path) -> None:
     policy = load_policy(config, [page.text for page in task.pages])
     run.describe(config, task, policy)
     learner = Learner(config, policy, "policy", config.train.steps, run)
-    metrics = MetricsLog(run.metrics)
-    metrics.truncate_after(learner.done)  # rows of steps that a killed run made but did not save
-    evaluations = MetricsLog(run.evaluations)
+    metrics, evaluations = MetricsLog(run.metrics), MetricsLog(run.evaluations)
+    for log in (metrics, evaluations):
+        log.truncate_after(learner.done)  # rows of steps that a killed run made but did not save
 
     # ---------------------------------------------------------------------- who acts
     engine = make_engine(config, policy, learner)

@@ -7,15 +7,23 @@ from carr_jax.models.config import ModelConfig
 from carr_jax.models.qwen3 import hidden_states, init_params
 from carr_jax.sharding import RULES, batch_sharding, make_mesh, mesh_spec, param_shardings
 
-SIZES = dict(vocab_size=64, d_model=16, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8, rope_theta=1e4)
-DENSE = ModelConfig(**SIZES, d_ff=32)
-MOE = ModelConfig(**SIZES, d_ff=0, tie_embeddings=False, num_experts=4, experts_per_token=2, d_ff_expert=8)
+SIZES = {"vocab_size": 64, "d_model": 16, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8}
+DENSE = ModelConfig(**SIZES, d_ff=32, rope_theta=1e4)
+MOE = ModelConfig(
+    **SIZES, d_ff=0, rope_theta=1e4, tie_embeddings=False, num_experts=4, experts_per_token=2, d_ff_expert=8
+)
+
+
+def draw_params(config):
+    rng = np.random.default_rng(1)
+    shapes = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
+    return jax.tree.map(lambda x: 0.3 * rng.standard_normal(x.shape).astype(np.float32), shapes)
 
 
 @pytest.mark.parametrize("config", [DENSE, MOE], ids=["dense", "moe"])
 @pytest.mark.parametrize("shape", [(1, 2, 2), (2, 2, 1)])
 def test_four_devices_compute_what_one_computes(config, shape):
-    params = init_params(config, jax.random.key(0))
+    params = draw_params(config)
     rng = np.random.default_rng(0)
     tokens = rng.integers(0, config.vocab_size, (4, 16)).astype(np.int32)
     positions, segments = np.tile(np.arange(16, dtype=np.int32), (4, 1)), np.ones((4, 16), np.int32)

@@ -10,6 +10,7 @@ F width of the MLP, E experts, V vocabulary, T cached tokens.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import flax.linen as nn
@@ -157,9 +158,10 @@ class _Qwen3(nn.Module):
 _REMAT = {"none": _Layer, "full": nn.remat(_Layer, prevent_cse=False)}
 
 
+@functools.partial(jax.jit, static_argnames="config")
 def init_params(config: ModelConfig, key: jax.Array) -> Params:
     """Random float32 parameters: a nested dict, those of the layers stacked on a leading axis L."""
-    return jax.jit(lambda key: nn.meta.unbox(_init(config, key)))(key)
+    return nn.meta.unbox(_init(config, key))
 
 
 def logical_axes(config: ModelConfig) -> Params:

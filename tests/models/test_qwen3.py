@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_models import DENSE, MOE, params_of, row
+from tiny_models import DENSE, MOE, params_of, row, shapes_of
 
 from carr_jax.models.attention import Past
 from carr_jax.models.qwen3 import (
@@ -110,7 +110,7 @@ def test_bfloat16_compute_is_close_and_parameters_stay_float32(config):
     assert rough.dtype == jnp.bfloat16
     error = np.abs(rough.astype(np.float32) - exact).mean() / np.abs(exact).mean()
     assert 1e-4 < error < 0.1
-    assert {x.dtype for x in jax.tree.leaves(init_params(config, jax.random.key(0)))} == {jnp.dtype("float32")}
+    assert {x.dtype for x in jax.tree.leaves(shapes_of(config))} == {jnp.dtype("float32")}
 
 
 @BOTH
@@ -156,8 +156,7 @@ def test_every_config_field_is_read(field):
     changed = dataclasses.replace(base, **{field: CHANGES[field]})
 
     def shapes(config):
-        tree = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
-        return {jax.tree_util.keystr(k): v.shape for k, v in jax.tree.leaves_with_path(tree)}
+        return {jax.tree_util.keystr(k): v.shape for k, v in jax.tree.leaves_with_path(shapes_of(config))}
 
     if shapes(base) != shapes(changed):
         return
@@ -168,7 +167,7 @@ def test_every_config_field_is_read(field):
 
 @BOTH
 def test_parameters_are_a_plain_tree_with_one_logical_name_per_dimension(config):
-    params, axes = init_params(config, jax.random.key(0)), logical_axes(config)
+    params, axes = shapes_of(config), logical_axes(config)
     jax.tree.map(
         lambda x, spec: None if len(spec) == x.ndim else pytest.fail(f"{spec} {x.shape}"), params, axes
     )
@@ -177,13 +176,25 @@ def test_parameters_are_a_plain_tree_with_one_logical_name_per_dimension(config)
     assert {x.shape[0] for x in jax.tree.leaves(params["layers"])} == {config.num_layers}
 
 
+def test_init_scales_by_fan_in_and_keys_decide_the_draw():
+    keys = (jax.random.key(seed, impl="rbg") for seed in (0, 1))  # compiles several times faster than threefry
+    params, other = (init_params(MOE, key) for key in keys)
+    layers = params["layers"]
+    assert abs(layers["moe"]["down"].std() * 12**0.5 - 1) < 0.1
+    assert abs(layers["attention"]["o"].std() * 32**0.5 - 1) < 0.15
+    assert not np.array_equal(layers["moe"]["gate"][0], layers["moe"]["gate"][1])
+    assert not np.array_equal(params["head"], other["head"])
+    assert (layers["mlp_norm"]["scale"] == 1).all()
+
+
 def test_head_is_tied_or_its_own_matrix():
     assert head_matrix(params_of(DENSE), DENSE).shape == head_matrix(params_of(MOE), MOE).shape == (16, 61)
     np.testing.assert_array_equal(head_matrix(params_of(DENSE), DENSE), params_of(DENSE)["embedding"].T)
 
 
 def test_expert_loads_ignore_padding():
-    loads = expert_loads(params_of(MOE), MOE, *row(IDS))
+    loads_of = jax.jit(expert_loads, static_argnames="config")
+    loads = loads_of(params_of(MOE), MOE, *row(IDS))
     assert loads.shape == (2, 4)
     np.testing.assert_allclose(loads.sum(-1), 1.0, rtol=1e-6)
-    np.testing.assert_allclose(expert_loads(params_of(MOE), MOE, *row(IDS, 20)), loads, atol=1e-6)
+    np.testing.assert_allclose(loads_of(params_of(MOE), MOE, *row(IDS, 20)), loads, atol=1e-6)

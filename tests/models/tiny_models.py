@@ -37,15 +37,21 @@ MOE = ModelConfig(
 )
 
 
+def shapes_of(config):
+    """The tree of `init_params` as shapes and dtypes, without compiling it."""
+    return jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
+
+
 @functools.cache
 def params_of(config):
-    """Random parameters with lively embeddings and norms: at init 0.02 and 1, errors would hide."""
-    params = init_params(config, jax.random.key(3))
-    params["embedding"] = params["embedding"] * 40
-    leaves, tree = jax.tree.flatten(params)
-    rng = np.random.default_rng(0)
-    noisy = [x * (1 + 0.2 * rng.standard_normal(x.shape).astype(np.float32)) for x in leaves]
-    return jax.tree.unflatten(tree, noisy)
+    """NumPy parameters with lively norms: at the initial 1, errors in them would hide."""
+    rng = np.random.default_rng(3)
+
+    def draw(path, leaf):
+        noise = rng.standard_normal(leaf.shape).astype(np.float32)
+        return 1 + 0.2 * noise if path[-1].key == "scale" else 0.3 * noise
+
+    return jax.tree_util.tree_map_with_path(draw, shapes_of(config))
 
 
 def row(ids, length=None):

@@ -1,0 +1,148 @@
+"""Configuration: unknown keys, wrong values and missing files are one clear line; no field is dead."""
+
+import dataclasses
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from carr_jax import config as configuration
+from carr_jax.command import UsageError, main, parse
+
+ROOT = Path(__file__).parents[1]
+TINY = str(ROOT / "configs" / "c_grpo_tiny.py")
+
+
+def run_main(*arguments, run=lambda config, workdir: None):
+    return main(run, ["launch/train.py", *arguments])
+
+
+def test_the_files_in_configs_are_valid(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT))
+    for path in sorted((ROOT / "configs").glob("*.py")):
+        config, _ = parse(["train.py", f"--config={path}", "--config.data.path=somewhere"])
+        assert configuration.problems(config) == [], path.name
+        assert "python launch/" in path.read_text().split('"""')[1], "its docstring has the command"
+
+
+def test_overrides_and_default_workdir():
+    config, workdir = parse(["train.py", f"--config={TINY}", "--config.learn.lr=1e-5"])
+    assert config.learn.lr == 1e-5
+    assert workdir == Path("runs/c_grpo_tiny")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "no configuration was given"),
+        (["--config=nowhere.py"], "nowhere.py: there is no such file"),
+        ([f"--config={TINY}", "--config.learn.lrr=1"], 'Did you mean "lr"'),
+        ([f"--config={TINY}", "--config.lern.lr=1"], 'Did you mean "learn"'),
+        ([f"--config={TINY}", "--config.learn.lr=fast"], "fast"),
+        ([f"--config={TINY}", "--workdr=x"], "unknown option --workdr"),
+        ([f"--config={TINY}", "extra"], "unexpected argument 'extra'"),
+        ([f"--config={TINY}", "--config.reward.mix=carr_papr"], "did you mean carr_paper?"),
+        (
+            [f"--config={TINY}", "--config.rollout.temperature=0.0"],
+            "config.rollout.temperature=0.0 must be positive",
+        ),
+        ([f"--config={TINY}", "--config.rollout.group_size=1"], "group_size must be at least 2"),
+        ([f"--config={TINY}", "--config.learn.row_length=64"], "a trajectory is never cut"),
+        ([f"--config={TINY}", "--config.world.hops=(2,9)"], "config.world.hops must be lengths from 1 to 4"),
+        ([f"--config={TINY}", "--config.data.source=files"], "needs config.data.path"),
+    ],
+)
+def test_mistakes_are_one_line(arguments, says, capsys, tmp_path):
+    status = run_main(*arguments, *([f"--workdir={tmp_path}"] if arguments else []))
+    out = capsys.readouterr().out
+    assert status == 2
+    assert says in out
+    assert out.count("\n") == 1
+
+
+def test_preflight_reports_everything_at_once(capsys, tmp_path):
+    status = run_main(
+        f"--config={TINY}",
+        f"--workdir={tmp_path}",
+        "--config.model.policy=no/such/policy",
+        "--config.data.path=no/such/data",
+        "--config.learn.lr=-1.0",
+    )
+    out = capsys.readouterr().out
+    assert status == 2
+    for missing in ("no/such/policy", "no/such/data", "config.learn.lr=-1.0 must be positive"):
+        assert missing in out
+
+
+def test_a_folder_of_another_run_is_refused(tmp_path):
+    config = configuration.rl()
+    (tmp_path / "config.json").write_text('{"config": ' + configuration.to_json(config) + "}")
+    assert configuration.preflight(config, tmp_path) == []
+    with config.unlocked():
+        config.learn.lr = 1.0
+    (problem,) = configuration.preflight(config, tmp_path)
+    assert "learn.lr" in problem
+    config.learn.lr, config.train.steps = 2e-6, 7  # more steps of the same run are fine
+    assert configuration.preflight(config, tmp_path) == []
+
+
+def test_usage_errors_come_before_jax():
+    """A typo must not cost an import of jax, and works without any installed accelerator."""
+    code = (
+        "import sys; sys.argv = ['train.py']; sys.path.insert(0, '.');"
+        "from carr_jax.command import main;"
+        "status = main(None, sys.argv); sys.exit(10 * ('jax' in sys.modules) + status)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True).returncode == 2
+
+
+def test_every_field_is_read():
+    """No dead knobs: each field of both defaults is used by the package by its own name.
+
+    Sections that are passed on whole (`search`, `world`) must match what they are passed to, and the learner's
+    fields are matched by name.
+    """
+    import inspect
+
+    from carr_jax.learning.step import LearnConfig
+    from carr_jax.search.corpus import Corpus
+    from carr_jax.search.world import WorldConfig
+
+    passed_on = {
+        "search": set(inspect.signature(Corpus.__init__).parameters),
+        "world": {f.name for f in dataclasses.fields(WorldConfig)},
+        "learn": {f.name for f in dataclasses.fields(LearnConfig)},
+    }
+    sources = [p.read_text() for p in (ROOT / "carr_jax").rglob("*.py") if p.name != "config.py"]
+    for name in {**configuration.flatten(configuration.rl()), **configuration.flatten(configuration.sft())}:
+        section, _, field = name.rpartition(".")
+        if field in passed_on.get(section, ()):
+            continue
+        owner = section or "config"
+        pattern = rf"\b{owner}\.{field}\b" if section else r"\bconfig\.seed\b"
+        aliased = rf"\bagent\.{field}\b"  # task.py names the section before it reads it
+        assert any(re.search(pattern, s) or (section == "agent" and re.search(aliased, s)) for s in sources), (
+            name
+        )
+
+
+def test_choices_and_rules_name_real_fields():
+    known = {**configuration.flatten(configuration.rl()), **configuration.flatten(configuration.sft())}
+    named = {
+        *configuration._CHOICES,
+        *configuration._POSITIVE,
+        *configuration._SHARES,
+        *configuration._NOT_NEGATIVE,
+        *configuration._MAY_CHANGE,
+    }
+    assert named <= set(known)
+
+
+def test_unknown_field_in_a_config_file_is_an_error(tmp_path):
+    bad = tmp_path / "bad.py"
+    lines = ["from carr_jax import config", "def get_config():", "    c = config.rl()", "    c.learn.lrate = 1"]
+    bad.write_text("\n".join([*lines, "    return c"]))
+    with pytest.raises(UsageError, match="lr"):
+        parse(["train.py", f"--config={bad}"])
