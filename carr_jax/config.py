@@ -92,7 +92,7 @@ def rl() -> ConfigDict:
         group_size=8,  # trajectories of one question (G)
         temperature=1.0,  # of sampling and of the trainer's log-probs
         slots=64,  # sequences that the embedded engine decodes together
-        prefill_rows=8,  # sequences of one prefill call
+        prefill_rows=1,  # sequences of one prefill call
         prefill_chunk=128,  # tokens per sequence of one prefill call
     )
     config["learn"].update(
@@ -117,6 +117,7 @@ def sft() -> ConfigDict:
     config["sft"] = dict(
         epochs=3,  # passes over the kept traces
         batch=16,  # traces of one optimiser step
+        pretrain_steps=0,  # first steps in which all tokens are targets: for a policy that cannot read yet
         min_outcome=1.0,  # a trace is kept when its outcome
         min_rubric=1.0,  # and its rubric reward reach these
     )
@@ -162,7 +163,7 @@ _SHARES = (
 ).split()
 _NOT_NEGATIVE = (
     "world.distractors world.look_alikes data.train_questions data.held_out_questions learn.weight_decay "
-    "learn.warmup_steps learn.eps_high train.steps"
+    "learn.warmup_steps learn.eps_high train.steps sft.pretrain_steps"
 ).split()
 
 

@@ -2,7 +2,8 @@
 
 One run, top to bottom: the expert answers the questions of the `sft` split through the same episode code that
 reinforcement learning uses; each trace is scored by the same rewards; what falls below the thresholds is
-rejected; the rest is packed and learned, loss on sampled tokens only.  It can be killed and resumed.
+rejected; the rest is packed and learned, loss on sampled tokens only.  A policy without any pretraining first
+learns to read: for `pretrain_steps`, pages and prompts are targets too.  It can be killed and resumed.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import jax
+import numpy as np
 from ml_collections import ConfigDict
 from rich.console import Console
 
@@ -32,7 +34,7 @@ from carr_jax.rollout.scripted import ScriptedEngine, expert
 from carr_jax.run import RunFolder
 from carr_jax.task import Task, load_task
 
-TOKENIZER_TRACES = 200  # expert traces that the new tokenizer sees beside the pages
+TOKENIZER_TRACES = 600  # expert traces that the new tokenizer sees beside the pages
 
 
 def finetune(config: ConfigDict, workdir: Path) -> None:
@@ -51,6 +53,7 @@ def finetune(config: ConfigDict, workdir: Path) -> None:
         raise ValueError("no trace reaches config.sft.min_outcome and config.sft.min_rubric")
 
     # ---------------------------------------------------------------------- the learner, new or resumed
+    whole = [supervised_example(t.ids, np.ones_like(t.mask), i) for i, t in enumerate(kept)]
     examples = [supervised_example(t.ids, t.mask, i) for i, t in enumerate(kept)]
     steps = config.train.steps or len(examples) // config.sft.batch * config.sft.epochs
     learner = Learner(config, policy, "sft", steps, run)
@@ -61,7 +64,8 @@ def finetune(config: ConfigDict, workdir: Path) -> None:
     # ---------------------------------------------------------------------- one optimiser step after another
     with LiveView(steps, learner.done, console) as view:
         for step in range(learner.done, steps):
-            chosen = batch_of(examples, config.seed, step, config.sft.batch)
+            source = whole if step < config.sft.pretrain_steps else examples
+            chosen = batch_of(source, config.seed, step, config.sft.batch)
             batch = pack(chosen, config.learn.row_length, config.learn.rows, most, config.learn.normalizer)
             row = {"step": step + 1, **learner.update(batch)}
             metrics.append(row)

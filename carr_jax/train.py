@@ -62,6 +62,9 @@ def train(config: ConfigDict, workdir: Path) -> None:
         if learner.done == 0:
             view.phase("held-out questions, before")
             loop.run(evaluate(0, config, task, rollouts, score, evaluations))
+            # Forget what evaluation cached: a copied prefix may differ in the last bit from a computed one, and
+            # a run that is resumed here has not evaluated.
+            loop.run(engine.update_weights(learner.params, 0))
         for step in range(learner.done, config.train.steps):
             questions = questions_of(step, config, task)
             clock = Clock()

@@ -12,13 +12,15 @@ def get_config():
     config = defaults.sft()
     tiny_task(config)
     config.data.train_questions = 6900
-    config.world.hops = (1, 2)  # single hops teach searching and copying sooner
-    config.learn.lr = 3e-3
+    config.learn.lr = 2e-3
     config.learn.warmup_steps = 50
     config.learn.weight_decay = 0.01
+    config.model.vocab_size = 2560  # each word of a name is one token, with and without a space before it
     config.learn.rows = 2
+    config.agent.context = config.learn.row_length = 1152  # the longest trace has about 1100 tokens
     config.sft.epochs = 2
-    config.sft.batch = 8
+    config.sft.batch = 4
+    config.sft.pretrain_steps = 1200
     config.checkpoint.every = 50
     return config
 

@@ -20,8 +20,11 @@ def draw_params(config):
     return jax.tree.map(lambda x: 0.3 * rng.standard_normal(x.shape).astype(np.float32), shapes)
 
 
-@pytest.mark.parametrize("config", [DENSE, MOE], ids=["dense", "moe"])
-@pytest.mark.parametrize("shape", [(1, 2, 2), (2, 2, 1)])
+@pytest.mark.parametrize(
+    ("config", "shape"),
+    [(DENSE, (1, 2, 2)), (DENSE, (2, 2, 1)), (MOE, (1, 2, 2))],
+    ids=["dense_tensor", "dense_data", "moe"],
+)
 def test_four_devices_compute_what_one_computes(config, shape):
     params = draw_params(config)
     rng = np.random.default_rng(0)

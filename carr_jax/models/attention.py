@@ -6,6 +6,7 @@ Dimension letters: B rows, S queries, T cached keys, H query heads, K key heads,
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -20,8 +21,7 @@ class Past(NamedTuple):
     """Keys (after norm and rotation) and values of earlier tokens; only the first `length_B` of T are real.
 
     The order of the axes makes both products of a decode step plain matmuls over the cache as it lies in
-    memory; with [B, T, K, D] they are 10 times slower on a CPU.  In a whole model k and v have a leading layer
-    axis.
+    memory; with [B, T, K, D] they are 10 times slower on a CPU.
     """
 
     k_BxKxDxT: jax.Array
@@ -35,16 +35,16 @@ def attention(
     v_BxKxSxD: jax.Array,
     positions_BxS: jax.Array,
     segments_BxS: jax.Array,
-    past: Past | None = None,
+    past: Sequence[Past] = (),
 ) -> jax.Array:
     """softmax(q k^T / sqrt(D)) v with a float32 softmax; returns [B, S, H, D] in q's dtype.
 
     A query sees the keys of its own segment at positions up to its own; segment 0 is padding and is seen by
-    nobody.  Within a segment, positions grow with the index.  With `past`, every query also sees the first
-    `past.length_B` cached keys.  Rows of padding give finite values without meaning.
+    nobody.  Within a segment, positions grow with the index.  Every query also sees the first `length_B` keys
+    of each `past`.  Rows of padding give finite values without meaning.
     """
     length = q_BxSxHxD.shape[1]
-    if past is not None or length <= _QUERY_BLOCK:
+    if past or length <= _QUERY_BLOCK:
         return _attend(q_BxSxHxD, k_BxKxDxS, v_BxKxSxD, visible(positions_BxS, segments_BxS), past)
     # Keys behind a block of queries are hidden from all of it: they are neither computed nor stored.
     seen = visible(positions_BxS, segments_BxS)
@@ -56,7 +56,7 @@ def attention(
     return jnp.concatenate(blocks, axis=1)
 
 
-def _attend(q_BxSxHxD, k_BxKxDxT, v_BxKxTxD, mask_BxSxT, past: Past | None = None) -> jax.Array:
+def _attend(q_BxSxHxD, k_BxKxDxT, v_BxKxTxD, mask_BxSxT, past: Sequence[Past] = ()) -> jax.Array:
     """Attention of a block of queries to the keys of the row, by mask, and to the cached ones."""
     b, s, h, d = q_BxSxHxD.shape
     kv_heads = k_BxKxDxT.shape[1]
@@ -65,9 +65,9 @@ def _attend(q_BxSxHxD, k_BxKxDxT, v_BxKxTxD, mask_BxSxT, past: Past | None = Non
     # batched matmuls over the cache as it lies in memory.
     q = q_BxSxHxD.reshape(b, s, kv_heads, groups, d).swapaxes(1, 2).reshape(b, kv_heads, s * groups, d)
     blocks = [(_scores(q, k_BxKxDxT, jnp.repeat(mask_BxSxT, groups, axis=1)), v_BxKxTxD)]
-    if past is not None:
-        in_past = jnp.arange(past.k_BxKxDxT.shape[3]) < past.length_B[:, None]
-        blocks.insert(0, (_scores(q, past.k_BxKxDxT, in_past[:, None, :]), past.v_BxKxTxD))
+    for cached in past:
+        real = jnp.arange(cached.k_BxKxDxT.shape[3]) < cached.length_B[:, None]
+        blocks.append((_scores(q, cached.k_BxKxDxT, real[:, None, :]), cached.v_BxKxTxD))
     out = _softmax_mean(blocks).astype(q.dtype)
     return out.reshape(b, kv_heads, s, groups, d).swapaxes(1, 2).reshape(b, s, h, d)
 

@@ -11,6 +11,7 @@ F width of the MLP, E experts, V vocabulary, T cached tokens.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -110,9 +111,8 @@ class _Layer(nn.Module):
     dtype: jnp.dtype
 
     @nn.compact
-    def __call__(self, x_BxSxM, past_kv, past_length, positions_BxS, segments_BxS):
+    def __call__(self, x_BxSxM, past, positions_BxS, segments_BxS):
         c = self.config
-        past = None if past_kv is None else Past(*past_kv, past_length)
         normed = _Norm(c.rms_eps, "embed", name="attention_norm")(x_BxSxM)
         attended, kv = _Attention(c, self.dtype, name="attention")(normed, positions_BxS, segments_BxS, past)
         x = x_BxSxM + attended
@@ -121,7 +121,7 @@ class _Layer(nn.Module):
             x = x + _Experts(c, self.dtype, name="moe")(normed, segments_BxS)
         else:
             x = x + _Mlp(c, self.dtype, name="mlp")(normed)
-        return x, None if past is None else kv  # training must not stack the keys of all layers
+        return x, kv if past else None  # training must not stack the keys of all layers
 
 
 class _Qwen3(nn.Module):
@@ -130,7 +130,7 @@ class _Qwen3(nn.Module):
     remat: str
 
     @nn.compact
-    def __call__(self, tokens_BxS, positions_BxS, segments_BxS, past):
+    def __call__(self, tokens_BxS, positions_BxS, segments_BxS):
         c = self.config
         embedding = self.param(
             "embedding",
@@ -145,14 +145,12 @@ class _Qwen3(nn.Module):
             _REMAT[self.remat],
             variable_axes={"params": 0, "stats": 0},
             split_rngs={"params": True},
-            in_axes=(0, nn.broadcast, nn.broadcast, nn.broadcast),
+            in_axes=(nn.broadcast, nn.broadcast, nn.broadcast),
             length=c.num_layers,
             metadata_params={nn.PARTITION_NAME: "layers"},
         )(c, self.dtype, name="layers")
-        past_kv, past_length = (None, None) if past is None else (past[:2], past.length_B)
-        x = embedding[tokens_BxS].astype(self.dtype)
-        x, new_kv = layers(x, past_kv, past_length, positions_BxS, segments_BxS)
-        return _Norm(c.rms_eps, "embed", name="final_norm")(x), new_kv
+        x, _ = layers(embedding[tokens_BxS].astype(self.dtype), (), positions_BxS, segments_BxS)
+        return _Norm(c.rms_eps, "embed", name="final_norm")(x)
 
 
 _REMAT = {"none": _Layer, "full": nn.remat(_Layer, prevent_cse=False)}
@@ -186,7 +184,7 @@ def hidden_states(
     `remat` "full" keeps only the residual stream of each layer for the backward pass and recomputes the rest.
     """
     model = _Qwen3(config, jnp.dtype(dtype), remat)
-    return model.apply({"params": params}, tokens_BxS, positions_BxS, segments_BxS, None)[0]
+    return model.apply({"params": params}, tokens_BxS, positions_BxS, segments_BxS)
 
 
 def expert_loads(
@@ -198,7 +196,7 @@ def expert_loads(
 ) -> jax.Array:
     """Share of the routed pairs of real tokens that each expert receives, float32 [L, E]."""
     model = _Qwen3(config, jnp.dtype(jnp.float32), "none")
-    inputs = (tokens_BxS, positions_BxS, segments_BxS, None)
+    inputs = (tokens_BxS, positions_BxS, segments_BxS)
     _, collected = model.apply({"params": params}, *inputs, mutable=["stats"])
     return collected["stats"]["layers"]["moe"]["load"][0]
 
@@ -209,18 +207,24 @@ def extend(
     tokens_BxC: jax.Array,
     positions_BxC: jax.Array,
     valid_BxC: jax.Array,
-    past: Past,
+    past: Sequence[tuple[Past, ...]],
     *,
     dtype: jnp.dtype = jnp.float32,
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+) -> tuple[jax.Array, list[tuple[jax.Array, jax.Array]]]:
     """Continue each row after its cached tokens: hidden states [B, C, D] and the chunk's keys and values.
 
-    `past` has k [L, B, K, D, T] and v [L, B, K, T, D] and is only read; the returned k [L, B, K, D, C] and v
-    [L, B, K, C, D] are for the caller to write at `past.length_B` in one go.  Same modules as `hidden_states`,
-    so the numbers agree.  Where `valid_BxC` is False the outputs have no meaning.
+    `past` holds for each layer the cached blocks, and is only read; the returned list has for each layer k
+    [B, K, D, C] and v [B, K, C, D], for the caller to write in one go.  Where `valid_BxC` is False the outputs
+    have no meaning.  The layers are those of `hidden_states`, so the numbers agree, but unrolled: a scan would
+    copy every layer's cache at every step.
     """
-    model = _Qwen3(config, jnp.dtype(dtype), "none")
-    return model.apply({"params": params}, tokens_BxC, positions_BxC, valid_BxC.astype(jnp.int32), past)
+    x, new = params["embedding"][tokens_BxC].astype(dtype), []
+    for i, blocks in enumerate(past):
+        weights = {"params": jax.tree.map(lambda w, i=i: w[i], params["layers"])}
+        segments = valid_BxC.astype(jnp.int32)
+        x, kv = _Layer(config, jnp.dtype(dtype)).apply(weights, x, blocks, positions_BxC, segments)
+        new.append(kv)
+    return rms_norm(x, params["final_norm"]["scale"], config.rms_eps), new
 
 
 def head_matrix(params: Params, config: ModelConfig) -> jax.Array:
@@ -230,4 +234,4 @@ def head_matrix(params: Params, config: ModelConfig) -> jax.Array:
 
 def _init(config: ModelConfig, key: jax.Array) -> Params:
     one = jnp.ones((1, 1), jnp.int32)
-    return _Qwen3(config, jnp.dtype(jnp.float32), "none").init(key, one, one, one, None)["params"]
+    return _Qwen3(config, jnp.dtype(jnp.float32), "none").init(key, one, one, one)["params"]

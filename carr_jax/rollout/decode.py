@@ -1,7 +1,7 @@
 """The device side of the embedded engine: a KV cache of slots, prefill of chunks, decode of all slots.
 
-Dimension letters: L layers, B slots, R prefill rows, C chunk, K key heads, D head_dim, T max_length, W window
-(the part of T that is read, a static multiple so that short contexts are cheap), V vocabulary.
+Dimension letters: B slots, R prefill rows, C chunk, K key heads, D head_dim, T capacity of a slot.
+The window is the part of T that is read; it is static, so that short contexts are cheap.
 """
 
 from __future__ import annotations
@@ -16,12 +16,10 @@ from carr_jax.models.attention import Past
 from carr_jax.models.config import ModelConfig
 from carr_jax.models.qwen3 import extend, head_matrix
 
-
-class Cache(NamedTuple):
-    """Keys and values of all slots; how many tokens of a slot are real is known on the host."""
-
-    k_LxBxKxDxT: jax.Array
-    v_LxBxKxTxD: jax.Array
+# For each layer the keys [B, K, D, T] and values [B, K, T, D] of all slots.  How many tokens of a slot are real
+# is known on the host; what stands behind them is garbage, and may be overwritten with garbage.  One array per
+# layer: a slice of a stacked array would be copied before it is multiplied.
+Cache = list[tuple[jax.Array, jax.Array]]
 
 
 class Slots(NamedTuple):
@@ -36,16 +34,36 @@ class Slots(NamedTuple):
     seed: jax.Array  # uint32 [B, 2]
 
 
-def empty_cache(config: ModelConfig, slots: int, max_length: int, dtype: jnp.dtype) -> Cache:
-    """A zeroed cache."""
-    heads, d = (config.num_layers, slots, config.num_kv_heads), config.head_dim
-    return Cache(jnp.zeros((*heads, d, max_length), dtype), jnp.zeros((*heads, max_length, d), dtype))
+def empty_cache(config: ModelConfig, slots: int, capacity: int, dtype: jnp.dtype) -> Cache:
+    """A zeroed cache of `capacity` tokens per slot."""
+    k, v = (slots, config.num_kv_heads, config.head_dim, capacity), (slots, config.num_kv_heads, capacity)
+    return [(jnp.zeros(k, dtype), jnp.zeros((*v, config.head_dim), dtype)) for _ in range(config.num_layers)]
 
 
 @functools.partial(jax.jit, donate_argnums=0)
 def copy_slot(cache: Cache, source: jax.Array, target: jax.Array) -> Cache:
     """Give slot `target` everything that slot `source` has cached."""
-    return Cache(*(x.at[:, target].set(x[:, source]) for x in cache))
+    return jax.tree.map(lambda x: x.at[target].set(x[source]), cache)
+
+
+def _write(cache: Cache, new: Cache, slots_R: jax.Array, length_R: jax.Array, rows: jax.Array) -> Cache:
+    """Write the first `rows` rows of `new` (C tokens each) to their slots, from `length` on.
+
+    Row by row, as one contiguous block: a scatter by token is a hundred times slower on a CPU.  The capacity
+    must exceed every length by C, because an update that does not fit would be shifted back over real tokens.
+    """
+
+    def one(row, cache):
+        slot, at = slots_R[row], length_R[row]
+        return [
+            (
+                jax.lax.dynamic_update_slice(k, new_k[row][None], (slot, 0, 0, at)),
+                jax.lax.dynamic_update_slice(v, new_v[row][None], (slot, 0, at, 0)),
+            )
+            for (k, v), (new_k, new_v) in zip(cache, new, strict=True)
+        ]
+
+    return jax.lax.fori_loop(0, rows, one, cache)
 
 
 @functools.partial(jax.jit, static_argnames=("config", "window"), donate_argnames="cache")
@@ -56,26 +74,20 @@ def prefill(
     tokens_RxC: jax.Array,
     length_R: jax.Array,
     count_R: jax.Array,
+    rows: jax.Array,
     *,
     config: ModelConfig,
     window: int,
 ) -> Cache:
-    """Append `count` tokens of each row to the cache of its slot, after `length` cached ones.
+    """Append `count` tokens of each of the first `rows` rows to its slot, after `length` cached ones.
 
-    Unused rows have count 0.  `window` must cover every `length`.
+    `window` must cover every `length`, and the capacity every length + C.
     """
     offset = jnp.arange(tokens_RxC.shape[1])
-    valid = offset < count_R[:, None]
-    positions = length_R[:, None] + offset
-    old_k, old_v = cache
-    past = Past(old_k[:, slots_R, :, :, :window], old_v[:, slots_R, :, :window], length_R)
-    _, (k, v) = extend(params, config, tokens_RxC, positions, valid, past, dtype=old_k.dtype)
-    where = jnp.where(valid, positions, old_k.shape[-1])  # out of range: the write is dropped
-    rows = slots_R[:, None]
-    return Cache(
-        old_k.at[:, rows, :, :, where].set(k.transpose(1, 4, 0, 2, 3), mode="drop"),
-        old_v.at[:, rows, :, where].set(v.transpose(1, 3, 0, 2, 4), mode="drop"),
-    )
+    past = [(Past(k[slots_R, ..., :window], v[slots_R, :, :window], length_R),) for k, v in cache]
+    positions, valid = length_R[:, None] + offset, offset < count_R[:, None]
+    _, new = extend(params, config, tokens_RxC, positions, valid, past, dtype=cache[0][0].dtype)
+    return _write(cache, new, slots_R, length_R, rows)
 
 
 def sample(
@@ -94,42 +106,56 @@ def sample(
     return ids, jnp.take_along_axis(logprobs, ids[:, None], axis=-1)[:, 0]
 
 
-@functools.partial(jax.jit, static_argnames=("config", "window", "steps", "vocab"), donate_argnames="cache")
+@functools.partial(jax.jit, static_argnames=("config", "window", "steps"), donate_argnames="cache")
 def decode(
-    params: Any, cache: Cache, slots: Slots, *, config: ModelConfig, window: int, steps: int, vocab: int
+    params: Any, cache: Cache, slots: Slots, *, config: ModelConfig, window: int, steps: int
 ) -> tuple[Cache, jax.Array, jax.Array, jax.Array]:
     """Sample up to `steps` tokens in every active slot; returns cache, ids, log-probs [steps, B], counts [B].
 
     Stops early once an eighth of the slots (at least one) has finished, so that their episodes can go on while
-    the rest loses little.  Ids at or above `vocab` are never sampled.  `window` must cover length + steps.
-    The window is copied out of the cache and back once per call, never per step.
+    the rest loses little.  `window` must cover every length, and the capacity every length + steps.  The steps
+    only read the cache: their own keys and values are kept in small blocks beside it, which are written to it
+    once at the end.
     """
-    b = jnp.arange(slots.token.shape[0])
-    head = head_matrix(params, config)[:, :vocab]
+    size = slots.token.shape[0]
+    head = head_matrix(params, config)
     finished_enough = jnp.maximum(slots.active.sum() // 8, 1)
+    windows = [(k[..., :window], v[:, :, :window]) for k, v in cache]
+    recent = empty_cache(config, size, steps, cache[0][0].dtype)
 
     def go_on(state):
         step, _, now, *_ = state
         return (step < steps) & ((slots.active & ~now.active).sum() < finished_enough)
 
     def one_step(state):
-        step, (k, v), now, ids, logprobs, counts = state
-        past = Past(k, v, now.length)
+        step, recent, now, ids, logprobs, counts = state
+        past = [
+            (Past(*old, slots.length), Past(*new, jnp.full(size, step)))
+            for old, new in zip(windows, recent, strict=True)
+        ]
         inputs = (now.token[:, None], now.length[:, None], now.active[:, None])
-        hidden, (new_k, new_v) = extend(params, config, *inputs, past, dtype=k.dtype)
-        k = k.at[:, b, :, :, now.length].set(new_k[..., 0].swapaxes(0, 1), mode="drop")
-        v = v.at[:, b, :, now.length].set(new_v[..., 0, :].swapaxes(0, 1), mode="drop")
+        hidden, new = extend(params, config, *inputs, past, dtype=cache[0][0].dtype)
+        recent = _write_step(recent, new, step)
         logits = jnp.matmul(hidden[:, 0].astype(jnp.float32), head, precision=jax.lax.Precision.HIGHEST)
         token, logprob = sample(logits, now.temperature, now.seed, now.length + 1)
         ids, logprobs = ids.at[step].set(token), logprobs.at[step].set(logprob)
-        return step + 1, Cache(k, v), _advance(now, token), ids, logprobs, counts + now.active
+        return step + 1, recent, _advance(now, token), ids, logprobs, counts + now.active
 
-    small = Cache(cache.k_LxBxKxDxT[..., :window], cache.v_LxBxKxTxD[..., :window, :])
-    out = (steps, slots.token.shape[0])
-    state = (0, small, slots, jnp.zeros(out, jnp.int32), jnp.zeros(out), jnp.zeros(out[1], jnp.int32))
-    _, small, _, ids, logprobs, counts = jax.lax.while_loop(go_on, one_step, state)
-    written = (jax.lax.dynamic_update_slice(x, y, (0,) * 5) for x, y in zip(cache, small, strict=True))
-    return Cache(*written), ids, logprobs, counts
+    out = (steps, size)
+    state = (0, recent, slots, jnp.zeros(out, jnp.int32), jnp.zeros(out), jnp.zeros(size, jnp.int32))
+    _, recent, _, ids, logprobs, counts = jax.lax.while_loop(go_on, one_step, state)
+    return _write(cache, recent, jnp.arange(size), slots.length, size), ids, logprobs, counts
+
+
+def _write_step(recent: Cache, new: Cache, step: jax.Array) -> Cache:
+    """Put the keys and values of one step, [B, K, D, 1] and [B, K, 1, D], at index `step` of all slots."""
+    return [
+        (
+            jax.lax.dynamic_update_slice_in_dim(k, new_k, step, axis=3),
+            jax.lax.dynamic_update_slice_in_dim(v, new_v, step, axis=2),
+        )
+        for (k, v), (new_k, new_v) in zip(recent, new, strict=True)
+    ]
 
 
 def _advance(now: Slots, token: jax.Array) -> Slots:

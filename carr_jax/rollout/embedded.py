@@ -53,10 +53,14 @@ class EmbeddedEngine:
 
     A session keeps its slot between turns, so that only the new suffix is prefilled; with more sessions than
     slots, requests wait and idle sessions lose their slot, least recently used first.  A prefix that another
-    slot has cached (siblings share the prompt) is copied.  `prefill_rows` x `prefill_chunk` is the shape of a
-    prefill, `decode_steps` the longest burst, `window` the granularity of the attended context; `dtype` the
-    compute and cache type.  With `vocab_limit` ids at or above it are never sampled; the log-probs are then
-    those of the limited vocabulary, and a trainer must cut its head in the same place.
+    slot has cached (siblings share the prompt) is copied.
+
+    `prefill_rows` x `prefill_chunk` is the shape of a prefill (one row is best on a CPU, where the cost is
+    linear), `decode_steps` the longest burst, `window` the smallest attended context, `dtype` the compute and
+    cache type.
+
+    Draws depend on seed and position only; the probabilities drawn from can differ in the last float bits with
+    the window and with how a prefix was chunked, which changes a token only when two are tied to about 1e-6.
     """
 
     def __init__(
@@ -66,12 +70,11 @@ class EmbeddedEngine:
         *,
         slots: int = 64,
         max_length: int = 1024,
-        prefill_rows: int = 8,
+        prefill_rows: int = 1,
         prefill_chunk: int = 128,
         decode_steps: int = 16,
         window: int = 256,
         dtype: Any = jnp.float32,
-        vocab_limit: int | None = None,
         version: int = 0,
     ) -> None:
         if max_length > model_config.max_position:
@@ -81,8 +84,8 @@ class EmbeddedEngine:
         self._params, self._config, self._version = params, model_config, version
         self._max_length, self._window, self._steps = max_length, window, decode_steps
         self._rows, self._chunk = min(prefill_rows, slots), prefill_chunk
-        self._vocab = vocab_limit or model_config.vocab_size
-        self._cache = device.empty_cache(model_config, slots, max_length, dtype)
+        self._capacity = max_length + max(decode_steps, prefill_chunk)  # a write may overhang
+        self._cache = device.empty_cache(model_config, slots, self._capacity, dtype)
         self._ids = np.zeros((slots, max_length), np.int32)  # what the cache of each slot was computed from
         self._length = np.zeros(slots, np.int32)
         self._owner: list[str | None] = [None] * slots
@@ -258,7 +261,8 @@ class EmbeddedEngine:
             chunk = self._running[slot].context[done : done + self._chunk]
             rows[row], tokens[row, : len(chunk)], length[row], count[row] = slot, chunk, done, len(chunk)
         shape = {"config": self._config, "window": self._bucket(length.max())}
-        self._cache = device.prefill(self._params, self._cache, rows, tokens, length, count, **shape)
+        inputs = (rows, tokens, length, count, len(slots))
+        self._cache = device.prefill(self._params, self._cache, *inputs, **shape)
         for row, slot in enumerate(slots):
             self._remember(slot, self._running[slot].context, int(length[row] + count[row]))
         self.counters["prefilled"] += int(count.sum())
@@ -272,8 +276,8 @@ class EmbeddedEngine:
 
     def _decode(self, ready: list[int]) -> None:
         """Sample a burst in the ready slots and hand out what finished."""
-        window = self._bucket(self._length[ready].max() + self._steps)
-        shape = {"config": self._config, "window": window, "steps": self._steps, "vocab": self._vocab}
+        window = self._bucket(self._length[ready].max())
+        shape = {"config": self._config, "window": window, "steps": self._steps}
         self._cache, *out = device.decode(self._params, self._cache, self._slots(ready), **shape)
         ids, logprobs, counts = map(np.asarray, out)
         self.counters["decode_steps"] += int(counts.max())
@@ -319,7 +323,15 @@ class EmbeddedEngine:
             request.finish("stop" if stopped else "length")
 
     def _bucket(self, length: int) -> int:
-        return min(_round_up(int(length), self._window), self._max_length)
+        """The static window for contexts up to `length`: `window` doubled as needed, at last the whole slot.
+
+        Part of a slot has to be copied out before it is read, so that a window beyond half of it costs more
+        than it saves; and few sizes mean few compilations.
+        """
+        window = self._window
+        while window < length:
+            window *= 2
+        return window if 2 * window <= self._capacity else self._capacity
 
 
 def _common_length(a: np.ndarray, b: np.ndarray) -> int:

@@ -89,22 +89,28 @@ def expert_answer(question: Question) -> str:
 
 
 def _browse(question: Question) -> Generator[str, list[str], str]:
-    """Search and open each step's page unless it is open already; returns the facts not yet said."""
+    """Search and open each step's page unless it is open already; returns the facts not yet said.
+
+    The expert knows the address of a page that its search did not find: it bounds the reward, not the search.
+    """
     facts, page = "", None
     for step in _walk(question):
         if step["url"] != page:
             page = step["url"]
             found = yield _tool_turn(f"{facts} {_need(step)}".strip(), SEARCH, query=step["query"])
             number = result_number(found[0], page)
-            yield _tool_turn(f"Result {number} is the page that I need.", OPEN, id=number)
+            if number is None:
+                yield _tool_turn("The page that I need is not listed.", OPEN, id=page)
+            else:
+                yield _tool_turn(f"Result {number} is the page that I need.", OPEN, id=number)
             facts = ""
         facts = f"{facts} {_fact(step)}".strip()
     return facts
 
 
-def result_number(output: str, url: str) -> int:
-    """The number of the search result at `url`; 0, the best result, when it is not listed."""
-    return next((int(number) for number, found in _RESULT.findall(output) if found == url), 0)
+def result_number(output: str, url: str) -> int | None:
+    """The number of the search result at `url`, None when it is not listed."""
+    return next((int(number) for number, found in _RESULT.findall(output) if found == url), None)
 
 
 def _walk(question: Question) -> list[dict[str, str]]:

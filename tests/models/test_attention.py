@@ -27,7 +27,7 @@ def reference(q, k, v, positions, segments):
 
 
 @jax.jit
-def run(q, k, v, positions, segments, past=None):
+def run(q, k, v, positions, segments, past=()):
     return attention(q, k.transpose(0, 2, 3, 1), v.transpose(0, 2, 1, 3), positions, segments, past)
 
 
@@ -57,8 +57,14 @@ def test_a_cached_prefix_gives_what_the_whole_row_gives():
     garbage = 50 * draw(6, 1, 3, 2, 8)  # cached beyond the length: must be invisible
     cached = [np.concatenate([x[:, :5], garbage], axis=1) for x in (k, v)]
     past = Past(cached[0].transpose(0, 2, 3, 1), cached[1].transpose(0, 2, 1, 3), jnp.array([5]))
-    rest = run(q[:, 5:], k[:, 5:], v[:, 5:], positions[:, 5:], segments[:, 5:], past)
+    rest = run(q[:, 5:], k[:, 5:], v[:, 5:], positions[:, 5:], segments[:, 5:], (past,))
     np.testing.assert_allclose(rest, whole[:, 5:], atol=1e-6)
+    parts = [
+        Past(past.k_BxKxDxT[..., i:j], past.v_BxKxTxD[:, :, i:j], jnp.array([j - i]))
+        for i, j in ((0, 2), (2, 5))
+    ]
+    split = run(q[:, 5:], k[:, 5:], v[:, 5:], positions[:, 5:], segments[:, 5:], tuple(parts))
+    np.testing.assert_allclose(split, whole[:, 5:], atol=1e-6)
 
 
 def test_gradients_are_finite_with_padding_and_do_not_reach_it():

@@ -94,13 +94,12 @@ def test_padding_on_either_side_changes_nothing(config):
     np.testing.assert_allclose(left, plain, atol=1e-5)
 
 
-@BOTH
-def test_remat_changes_neither_output_nor_gradient(config):
+def test_remat_changes_neither_output_nor_gradient():
     def loss(params, remat):
-        return jnp.sum(hidden_states(params, config, *row(IDS), remat=remat) ** 3)
+        return jnp.sum(hidden_states(params, DENSE, *row(IDS), remat=remat) ** 3)
 
     grad = jax.jit(jax.value_and_grad(loss), static_argnums=1)
-    plain, saved = (grad(params_of(config), remat) for remat in ("none", "full"))
+    plain, saved = (grad(params_of(DENSE), remat) for remat in ("none", "full"))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), plain, saved)
 
 
@@ -114,18 +113,17 @@ def test_bfloat16_compute_is_close_and_parameters_stay_float32(config):
 
 
 @BOTH
-@pytest.mark.parametrize("chunks", [(11,), (3, 5, 3), (1,) * 11], ids=["one", "three", "single"])
+@pytest.mark.parametrize("chunks", [(3, 5, 3), (1,) * 11], ids=["three", "single"])
 def test_extending_by_chunks_equals_the_whole_row(config, chunks):
     heads, d = (config.num_layers, 1, config.num_kv_heads), config.head_dim
     k, v = np.zeros((*heads, d, 16), np.float32), np.zeros((*heads, 16, d), np.float32)
     outputs, done = [], 0
     for n in chunks:
         tokens, positions, segments = row(IDS[done : done + n], max(chunks))
-        past = Past(jnp.asarray(k), jnp.asarray(v), jnp.array([done]))
-        out, (new_k, new_v) = continued(
-            params_of(config), config, tokens, positions + done, segments == 1, past
-        )
-        k[..., done : done + n], v[..., done : done + n, :] = new_k[..., :n], new_v[..., :n, :]
+        past = [(Past(k[i].copy(), v[i].copy(), np.array([done])),) for i in range(config.num_layers)]
+        out, new = continued(params_of(config), config, tokens, positions + done, segments == 1, past)
+        for i, (new_k, new_v) in enumerate(new):
+            k[i][..., done : done + n], v[i][..., done : done + n, :] = new_k[..., :n], new_v[..., :n, :]
         outputs.append(out[0, :n])
         done += n
     np.testing.assert_allclose(np.concatenate(outputs), hidden(config, row(IDS))[0], atol=1e-5)
@@ -194,7 +192,13 @@ def test_head_is_tied_or_its_own_matrix():
 
 def test_expert_loads_ignore_padding():
     loads_of = jax.jit(expert_loads, static_argnames="config")
-    loads = loads_of(params_of(MOE), MOE, *row(IDS))
+    tokens, positions, segments = row(IDS[:8], 11)
+    loads = loads_of(params_of(MOE), MOE, tokens, positions, segments)
     assert loads.shape == (2, 4)
     np.testing.assert_allclose(loads.sum(-1), 1.0, rtol=1e-6)
-    np.testing.assert_allclose(loads_of(params_of(MOE), MOE, *row(IDS, 20)), loads, atol=1e-6)
+    other_padding = np.where(segments, tokens, 17)
+    again, whole = (
+        loads_of(params_of(MOE), MOE, other_padding, positions, s) for s in (segments, segments * 0 + 1)
+    )
+    np.testing.assert_array_equal(again, loads)
+    assert np.abs(whole - loads).max() > 0.01

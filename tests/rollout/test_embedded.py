@@ -89,7 +89,7 @@ def test_logprobs_equal_the_trainers_over_turns_with_observations(config, temper
             at += n + 5
 
 
-@pytest.mark.parametrize("slots", [8, 3])
+@pytest.mark.parametrize("slots", [8, 1])
 def test_tokens_do_not_depend_on_concurrency_or_slots(slots):
     alone = reference()
     engine = engine_of(slots=slots)
@@ -110,21 +110,23 @@ def test_a_session_prefills_its_suffix_only_and_siblings_share_the_prompt():
         assert engine.counters["prefilled"] == 23
         ids = [*ids, *first.ids, *prompt(2, 5)]
         await engine.generate(ids, sampling(1), "a")
-        assert engine.counters["prefilled"] == 23 + 1 + 5  # the stop or last token, and the observation - 1 + 1
+        # Neither the last sampled token nor the last of the observation: the next decode step takes that one.
+        assert engine.counters["prefilled"] == 23 + 5
         await asyncio.gather(*(engine.generate(ids, sampling(i), f"sibling{i}") for i in range(3)))
-        assert engine.counters["prefilled"] == 23 + 1 + 5 and engine.counters["copied"] == 3 * (len(ids) - 1)
+        assert engine.counters["prefilled"] == 23 + 5 and engine.counters["copied"] == 3 * (len(ids) - 1)
 
     asyncio.run(scenario())
 
 
-def test_siblings_that_arrive_together_prefill_their_prompt_once():
+def test_siblings_that_arrive_together_share_their_prompt():
     engine, ids = engine_of(), prompt(1, 30)
 
     async def scenario():
         return await asyncio.gather(*(engine.generate(ids, sampling(i), f"s{i}") for i in range(6)))
 
     different = {g.ids for g in asyncio.run(scenario())}
-    assert engine.counters["prefilled"] == 29 and engine.counters["copied"] == 5 * 29
+    # They copy once 16 tokens are there to copy; the last 13 of the 29 are not worth waiting for.
+    assert engine.counters["prefilled"] == 29 + 5 * 13 and engine.counters["copied"] == 5 * 16
     assert len(different) == 6  # seeds differ
 
 
@@ -249,12 +251,6 @@ def test_a_failing_device_call_reaches_every_waiting_episode(monkeypatch):
 
     errors = asyncio.run(scenario())
     assert all(isinstance(e, EngineError) and "out of memory" in str(e) for e in errors)
-
-
-def test_ids_beyond_the_vocabulary_limit_are_never_sampled():
-    engine = engine_of(vocab_limit=10)
-    generation = asyncio.run(engine.generate(prompt(0), sampling(0, 40, ()), "a"))
-    assert max(generation.ids) < 10 and len(set(generation.ids)) > 3
 
 
 def test_sampling_follows_the_distribution_and_depends_on_seed_and_position_only():

@@ -45,19 +45,19 @@ QUESTION = Question(
 class Session:
     """Lists all pages for every search, the one wanted last."""
 
-    def __init__(self, texts=PAGES):
-        self.texts, self.queries, self.opened = texts, [], []
+    def __init__(self, texts=PAGES, hidden=()):
+        self.texts, self.hidden, self.queries, self.opened = texts, hidden, [], []
 
     async def search(self, query, num):
         self.queries.append(query)
-        self.listed = list(reversed(self.texts))
+        self.listed = [url for url in reversed(self.texts) if url not in self.hidden]
         blocks = [
             f"[{i}] Title: t\n[{i}] URL Source: {u}\n[{i}] Description: d" for i, u in enumerate(self.listed)
         ]
         return ToolResult("\n\n".join(blocks))
 
     async def open(self, id):
-        url = self.listed[id]
+        url = id if isinstance(id, str) else self.listed[id]
         self.opened.append(url)
         return ToolResult(self.texts[url], (Seen(url, "t", "page", self.texts[url]),))
 
@@ -109,11 +109,13 @@ def test_expert_names_every_entity_in_its_thoughts_and_writes_canonical_turns(ch
     assert max(len(thought.split()) for thought in trajectory.thoughts) <= 25
 
 
-def test_expert_opens_the_best_result_when_the_page_is_not_listed(chat):
-    session = Session({"https://w.example/Oder": "A river."})
-    assert play(chat, expert(QUESTION), session).end is End.ANSWERED
-    assert set(session.opened) == {"https://w.example/Oder"}
-    assert result_number("No results found.", ANNA) == 0
+def test_expert_opens_a_page_by_its_address_when_it_is_not_listed(chat):
+    session = Session(hidden=(ANNA, LYME))
+    trajectory = play(chat, expert(QUESTION), session)
+    assert trajectory.end is End.ANSWERED
+    opened = [call.arguments["id"] for call in trajectory.calls if call.name == "browser.open"]
+    assert opened == [ANNA, LYME]
+    assert result_number("No results found.", ANNA) is None
 
 
 def test_a_page_cannot_forge_the_results_that_the_expert_reads(chat):
