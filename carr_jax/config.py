@@ -52,10 +52,11 @@ def _shared() -> dict:
         ),
         agent=dict(
             context=64_000,  # tokens of prompt, turns and observations together
-            turns=100,  # most assistant turns
+            turns=100,  # most assistant turns with tool calls; the answer may follow
             tool_calls=100,  # most executed tool calls
             turn_tokens=8_192,  # most tokens sampled in one turn
             strict=False,  # True: a turn must be written byte for byte as the template writes it
+            forgive=False,  # True: a malformed call is answered with an error text and the episode goes on
         ),
         learn=dict(
             lr=2e-6,  # peak learning rate
@@ -117,7 +118,8 @@ def sft() -> ConfigDict:
     config["sft"] = dict(
         epochs=3,  # passes over the kept traces
         batch=16,  # traces of one optimiser step
-        pretrain_steps=0,  # first steps in which all tokens are targets: for a policy that cannot read yet
+        pretrain_steps=0,  # first steps on pages of other worlds, for a policy that cannot read yet
+        pretrain_pages=48,  # pages of one such step
         min_outcome=1.0,  # a trace is kept when its outcome
         min_rubric=1.0,  # and its rubric reward reach these
     )
@@ -156,7 +158,7 @@ _POSITIVE = (
     "rollout.prompts rollout.slots rollout.prefill_rows rollout.prefill_chunk rollout.temperature "
     "learn.lr learn.clip_norm learn.row_length learn.rows learn.logprob_chunk learn.icepop_low learn.tis_cap "
     "mesh.data mesh.fsdp mesh.tensor checkpoint.every checkpoint.keep train.trajectories_every "
-    "sft.epochs sft.batch"
+    "sft.epochs sft.batch sft.pretrain_pages"
 ).split()
 _SHARES = (
     "world.obfuscate world.shortcut reward.alpha learn.eps_low learn.b1 learn.b2 sft.min_outcome sft.min_rubric"

@@ -168,7 +168,6 @@ class End(enum.StrEnum):
     TOOL_BUDGET = "tool_budget"
     TOOL_ERROR = "tool_error"  # infrastructure: reward unknown, never 0
     ENGINE_ERROR = "engine_error"
-    DEADLINE = "deadline"
 
     @property
     def over_length(self) -> bool:
@@ -176,7 +175,7 @@ class End(enum.StrEnum):
 
     @property
     def infrastructure(self) -> bool:
-        return self in (End.TOOL_ERROR, End.ENGINE_ERROR, End.DEADLINE)
+        return self in (End.TOOL_ERROR, End.ENGINE_ERROR)
 
 
 @dataclass(frozen=True)

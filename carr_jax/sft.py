@@ -2,8 +2,8 @@
 
 One run, top to bottom: the expert answers the questions of the `sft` split through the same episode code that
 reinforcement learning uses; each trace is scored by the same rewards; what falls below the thresholds is
-rejected; the rest is packed and learned, loss on sampled tokens only.  A policy without any pretraining first
-learns to read: for `pretrain_steps`, pages and prompts are targets too.  It can be killed and resumed.
+rejected; the rest is packed and learned, loss on sampled tokens only.  A policy that starts from random weights
+first reads pages of other worlds, which teaches it to copy names.  It can be killed and resumed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ml_collections import ConfigDict
 from rich.console import Console
 
 from carr_jax.agent.chat import Chat
-from carr_jax.agent.tokenizer import train_bpe
+from carr_jax.agent.tokenizer import Tokenizer, train_bpe
 from carr_jax.learner import Learner
 from carr_jax.learning.batch import Example, micro_batches_needed, pack, supervised_example
 from carr_jax.observe.live import LiveView
@@ -32,6 +32,8 @@ from carr_jax.rewards.judge import ExactJudge
 from carr_jax.rollout.scheduler import Rollouts
 from carr_jax.rollout.scripted import ScriptedEngine, expert
 from carr_jax.run import RunFolder
+from carr_jax.search.corpus import page_text
+from carr_jax.search.world import WorldConfig, build_world
 from carr_jax.task import Task, load_task
 
 TOKENIZER_TRACES = 600  # expert traces that the new tokenizer sees beside the pages
@@ -53,19 +55,25 @@ def finetune(config: ConfigDict, workdir: Path) -> None:
         raise ValueError("no trace reaches config.sft.min_outcome and config.sft.min_rubric")
 
     # ---------------------------------------------------------------------- the learner, new or resumed
-    whole = [supervised_example(t.ids, np.ones_like(t.mask), i) for i, t in enumerate(kept)]
     examples = [supervised_example(t.ids, t.mask, i) for i, t in enumerate(kept)]
-    steps = config.train.steps or len(examples) // config.sft.batch * config.sft.epochs
+    reading = config.sft.pretrain_steps
+    pages = reading_examples(config, policy.tokenizer)
+    steps = config.train.steps or reading + len(examples) // config.sft.batch * config.sft.epochs
     learner = Learner(config, policy, "sft", steps, run)
     metrics = MetricsLog(run.metrics)
     metrics.truncate_after(learner.done)
-    most = most_micro_batches(examples, config)
+    most = max(
+        most_micro_batches(examples, config.sft.batch, config),
+        most_micro_batches(pages, config.sft.pretrain_pages, config),
+    )
 
     # ---------------------------------------------------------------------- one optimiser step after another
     with LiveView(steps, learner.done, console) as view:
         for step in range(learner.done, steps):
-            source = whole if step < config.sft.pretrain_steps else examples
-            chosen = batch_of(source, config.seed, step, config.sft.batch)
+            if step < reading:
+                chosen = batch_of(pages, config.seed, step, config.sft.pretrain_pages)
+            else:
+                chosen = batch_of(examples, config.seed, step - reading, config.sft.batch)
             batch = pack(chosen, config.learn.row_length, config.learn.rows, most, config.learn.normalizer)
             row = {"step": step + 1, **learner.update(batch)}
             metrics.append(row)
@@ -97,6 +105,18 @@ async def expert_traces(config: ConfigDict, task: Task, chat: Chat) -> tuple[lis
     return kept, len(traces) - len(kept)
 
 
+def reading_examples(config: ConfigDict, tokenizer: Tokenizer) -> list[Example]:
+    """Pages of worlds with other seeds, each read once in `pretrain_steps` steps; every token is a target."""
+    wanted = config.sft.pretrain_steps * config.sft.pretrain_pages
+    texts: list[str] = []
+    seed = config.world.seed
+    while len(texts) < wanted:
+        seed += 1
+        texts += map(page_text, build_world(WorldConfig(**{**config.world.to_dict(), "seed": seed})).pages)
+    ids = [np.asarray(tokenizer.encode_plain(text), np.int32) for text in texts[:wanted]]
+    return [supervised_example(x, np.ones(x.size), i) for i, x in enumerate(ids)]
+
+
 def accepted(score: Score, min_outcome: float, min_rubric: float) -> bool:
     """Rejection sampling: a known score that reaches both thresholds."""
     return score.known and score.outcome >= min_outcome and (score.rubric or 0.0) >= min_rubric
@@ -118,7 +138,7 @@ def batch_of(examples: Sequence[Example], seed: int, step: int, size: int) -> li
     return [examples[i] for i in order[index * size : (index + 1) * size]]
 
 
-def most_micro_batches(examples: Sequence[Example], config: ConfigDict) -> int:
-    """Micro-batches that hold any `config.sft.batch` examples: the longest ones, packed."""
-    longest = sorted(examples, key=lambda e: -e.ids.size)[: config.sft.batch]
+def most_micro_batches(examples: Sequence[Example], size: int, config: ConfigDict) -> int:
+    """Micro-batches that hold any `size` of the examples: the longest ones, packed."""
+    longest = sorted(examples, key=lambda e: -e.ids.size)[:size]
     return micro_batches_needed(longest, config.learn.row_length, config.learn.rows)

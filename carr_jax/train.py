@@ -71,7 +71,8 @@ def train(config: ConfigDict, workdir: Path) -> None:
 
             view.phase("rollout")
             seed = (config.seed, _TRAINING, step)
-            scored = loop.run(run_groups(rollouts, questions, config.rollout.group_size, seed, score))
+            count = Counter(view, config.rollout.prompts * config.rollout.group_size)
+            scored = loop.run(run_groups(rollouts, questions, config.rollout.group_size, seed, score, count))
             clock.lap("rollout", less=sum(s.reward_s for s in scored))
             clock.times["reward"] = sum(s.reward_s for s in scored)
 
@@ -114,8 +115,15 @@ def make_engine(config: ConfigDict, policy: Policy, learner: Learner) -> Embedde
 
 
 def make_rollouts(config: ConfigDict, policy: Policy, task: Task, engine: EmbeddedEngine) -> Rollouts:
-    chat = Chat(policy.tokenizer)
-    return Rollouts(engine, chat, task.corpus, task.budgets, config.rollout.temperature, config.agent.strict)
+    return Rollouts(
+        engine,
+        Chat(policy.tokenizer),
+        task.corpus,
+        task.budgets,
+        temperature=config.rollout.temperature,
+        strict=config.agent.strict,
+        forgive=config.agent.forgive,
+    )
 
 
 def make_scorer(config: ConfigDict) -> Scorer:
@@ -183,6 +191,17 @@ class Clock:
 
     def metrics(self) -> dict[str, float]:
         return {f"time/{part}_s": seconds for part, seconds in self.times.items()}
+
+
+class Counter:
+    """Shows how many episodes of the step have ended."""
+
+    def __init__(self, view: LiveView, total: int) -> None:
+        self.view, self.total, self.ended = view, total, 0
+
+    def __call__(self, trajectory: Trajectory) -> None:
+        self.ended += 1
+        self.view.phase(f"rollout {self.ended}/{self.total}")
 
 
 def version_metrics(groups: Sequence[Group], version: int) -> dict[str, float]:

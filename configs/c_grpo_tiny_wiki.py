@@ -13,5 +13,7 @@ def get_config():
     config.data.source = "files"
     config.data.train_questions = 0  # all that have rubrics
     config.data.held_out_questions = 16
+    config.agent.context = config.learn.row_length = 2048  # real sentences take more of the tiny tokens
+    config.learn.rows = 2
     config.train.steps = 10
     return config

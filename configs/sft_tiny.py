@@ -12,7 +12,7 @@ def get_config():
     config = defaults.sft()
     tiny_task(config)
     config.data.train_questions = 6900
-    config.learn.lr = 2e-3
+    config.learn.lr = 3e-3
     config.learn.warmup_steps = 50
     config.learn.weight_decay = 0.01
     config.model.vocab_size = 2560  # each word of a name is one token, with and without a space before it
@@ -20,7 +20,7 @@ def get_config():
     config.agent.context = config.learn.row_length = 1152  # the longest trace has about 1100 tokens
     config.sft.epochs = 2
     config.sft.batch = 4
-    config.sft.pretrain_steps = 1200
+    config.sft.pretrain_steps = 500
     config.checkpoint.every = 50
     return config
 

@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "run": {"config", "observe", "policy", "task"},
     "learner": {"learning", "policy", "run", "sharding"},
     "train": {"agent", "learner", "learning", "observe", "policy", "rewards", "rollout", "run", "task"},
-    "sft": {"agent", "learner", "learning", "observe", "policy", "rewards", "rollout", "run", "task"},
+    "sft": {"agent", "learner", "learning", "observe", "policy", "rewards", "rollout", "run", "search", "task"},
 }
 WITHOUT_JAX = ("agent", "search", "rewards", "data", "observe")
 

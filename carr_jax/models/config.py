@@ -76,7 +76,7 @@ _TINY = ModelConfig(
     num_kv_heads=1,
     head_dim=64,
     d_ff=384,
-    rope_theta=10_000.0,
+    rope_theta=1_000_000.0,  # slow rotations leave room to match names over a thousand tokens
 )
 
 PRESETS = {

@@ -97,7 +97,6 @@ def _agent_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
             "over_length": (end.over_length for end in ends),
             "tool_error": (end is End.TOOL_ERROR for end in ends),
             "engine_error": (end is End.ENGINE_ERROR for end in ends),
-            "deadline": (end is End.DEADLINE for end in ends),
         },
     )
 

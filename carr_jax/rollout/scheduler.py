@@ -27,6 +27,7 @@ class Rollouts:
     budgets: Budgets
     temperature: float = 1.0
     strict: bool = False
+    forgive: bool = False
 
     async def episode(self, question: Question, sample: int, seed: int) -> Trajectory:
         return await run_episode(
@@ -39,6 +40,7 @@ class Rollouts:
             seed=seed,
             temperature=self.temperature,
             strict=self.strict,
+            forgive=self.forgive,
         )
 
 

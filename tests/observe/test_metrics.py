@@ -67,7 +67,6 @@ def test_values_by_hand():
         "agent/over_length": 1 / 6,
         "agent/tool_error": 1 / 6,
         "agent/engine_error": 0.0,
-        "agent/deadline": 0.0,
         "judge/calls": 2.0,
         "judge/cached": 1.0,
         "judge/skipped": 7.0,
@@ -99,7 +98,7 @@ def test_a_step_of_nothing_has_sums_only():
 def test_no_value_is_ever_nan_and_ends_add_up(seed, skill):
     row = rollout_metrics([fake_run.random_group(fake_run.random.Random(seed), skill)])
     assert all(math.isfinite(value) for value in row.values())
-    ends = ("finished", "format_error", "over_length", "tool_error", "engine_error", "deadline")
+    ends = ("finished", "format_error", "over_length", "tool_error", "engine_error")
     assert sum(row[f"agent/{end}"] for end in ends) == pytest.approx(1)
     if "carr/connected" in row:
         assert row["carr/connected"] <= row["carr/supported"] <= row["carr/identified"] <= row["carr/rubrics"]

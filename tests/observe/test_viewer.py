@@ -104,9 +104,9 @@ def test_ill_formed_turns_are_decoded():
 
 def test_unknown_and_unexecuted_are_said():
     turn = Turn(5, 9, "", "", (ToolCall("open", {"id": 1}),))
-    failed = trajectory(0, End.DEADLINE, 0, turns=(turn,))
+    failed = trajectory(0, End.ENGINE_ERROR, 0, turns=(turn,))
     text = trajectory_to_text(QUESTION, failed, Score("unknown", reason="judge timed out"), math.nan, 0.0)
-    assert "deadline, score unknown; reward unknown, advantage 0" in text
+    assert "engine error, score unknown; reward unknown, advantage 0" in text
     assert "Observation: not executed" in text and "Unknown: judge timed out" in text
 
 
