@@ -17,7 +17,7 @@ def get_config():
     config.rollout.prompts = 5
     config.rollout.slots = 48
     config.learn.lr = 3e-4
-    config.learn.rows = 4
+    config.learn.rows = 2
     config.train.steps = 40
     config.checkpoint.every = 5
     return config

@@ -18,7 +18,7 @@ def get_config():
     config.model.vocab_size = 2560  # each word of a name is one token, with and without a space before it
     config.learn.rows = 2
     config.agent.context = config.learn.row_length = 1152  # the longest trace has about 1100 tokens
-    config.sft.epochs = 2
+    config.train.steps = 2100
     config.sft.batch = 4
     config.sft.pretrain_steps = 500
     config.checkpoint.every = 50
