@@ -14,10 +14,12 @@ def get_config():
     tiny_task(config)
     config.model.policy = "carr_jax/assets/sft_tiny"
     config.reward.score_everything = True  # the exact judge is free
-    config.rollout.prompts = 5
-    config.rollout.slots = 48
-    config.learn.lr = 3e-4
+    config.data.train_questions = 112  # three epochs in 42 steps, as in the large runs
+    config.data.held_out_questions = 64
+    config.rollout.prompts = 8
+    config.rollout.slots = 64
+    config.learn.lr = 5e-4
     config.learn.rows = 2
-    config.train.steps = 40
-    config.checkpoint.every = 5
+    config.train.steps = 42
+    config.checkpoint.every = 6
     return config
