@@ -53,6 +53,7 @@ def test_every_example_is_seen_once_in_an_epoch():
     assert epochs[0] == [e.group for step in range(5) for e in batch_of(examples, 7, step, 2)]
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_bit_for_bit(tmp_path):
     finetune(small_config("--config.train.steps=3"), tmp_path / "whole")
     finetune(small_config("--config.train.steps=2"), tmp_path / "parts")

@@ -16,6 +16,7 @@ from carr_jax.records import (
     Verdict,
 )
 from carr_jax.rewards import carr
+from carr_jax.rewards.citations import without_links
 
 
 def trajectory(response="", seen=(), end=End.ANSWERED, thoughts=("",), sample=0):
@@ -49,6 +50,7 @@ class ScriptedJudge:
 
     def __init__(self, script):
         self.script, self.calls = script, []
+        self.stated = {without_links(response): values for response, values in script.items()}
 
     def _say(self, step, response, value):
         self.calls.append((step, response))
@@ -62,7 +64,7 @@ class ScriptedJudge:
 
     async def identify(self, question, response):
         await asyncio.sleep(0)
-        return self._say("identify", response, self.script[response][1])
+        return self._say("identify", response, self.stated[response][1])
 
     async def support(self, question, names, indices, pages):
         await asyncio.sleep(0)
