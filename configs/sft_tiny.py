@@ -2,9 +2,9 @@
 
     python launch/sft.py --config=configs/sft_tiny.py --workdir=runs/sft_tiny
 
-Hardware: two CPU cores, about 2 GB, 26 minutes.  The policy starts from random weights: for 500 steps it reads
-pages of other worlds, which teaches it to copy names, then it learns the traces.  Expected: a loss of about 0.03
-on the sampled tokens.
+Hardware: two CPU cores, about 2 GB, 26 minutes.  The policy starts from random weights: for 500 steps it
+reads pages of other worlds, which teaches it to copy names, then it learns the traces.  Expected: a loss of
+about 0.03 on the sampled tokens.
 """
 
 from carr_jax import config as defaults
