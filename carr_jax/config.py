@@ -118,6 +118,8 @@ def sft() -> ConfigDict:
     config["sft"] = dict(
         epochs=3,  # passes over the kept traces
         batch=16,  # traces of one optimiser step
+        worlds=1,  # worlds (seeds counting up) whose questions the expert answers: facts that a policy sees
+        # again and again it learns by heart, instead of learning to read
         pretrain_steps=0,  # first steps on pages of other worlds, for a policy that cannot read yet
         pretrain_pages=48,  # pages of one such step
         min_outcome=1.0,  # a trace is kept when its outcome
@@ -158,7 +160,7 @@ _POSITIVE = (
     "rollout.prompts rollout.slots rollout.prefill_rows rollout.prefill_chunk rollout.temperature "
     "learn.lr learn.clip_norm learn.row_length learn.rows learn.logprob_chunk learn.icepop_low learn.tis_cap "
     "mesh.data mesh.fsdp mesh.tensor checkpoint.every checkpoint.keep train.trajectories_every "
-    "sft.epochs sft.batch sft.pretrain_pages"
+    "sft.epochs sft.batch sft.pretrain_pages sft.worlds"
 ).split()
 _SHARES = (
     "world.obfuscate world.shortcut reward.alpha learn.eps_low learn.b1 learn.b2 sft.min_outcome sft.min_rubric"

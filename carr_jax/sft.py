@@ -47,9 +47,12 @@ def finetune(config: ConfigDict, workdir: Path) -> None:
     task = load_task(config, "sft")
     policy = load_policy(config, tokenizer_texts(task))
     run.describe(config, task, policy)
-    console.print(f"the expert answers {len(task.questions)} questions")
     chat = Chat(policy.tokenizer)
-    kept, rejected = asyncio.run(expert_traces(config, task, chat))
+    kept, rejected = [], 0
+    for seed in range(config.world.seed, config.world.seed + config.sft.worlds):
+        console.print(f"the expert answers {len(task.questions)} questions of world {seed}")
+        found, failed = asyncio.run(expert_traces(config, in_world(config, seed, task), chat))
+        kept, rejected = kept + found, rejected + failed
     console.print(f"{len(kept)} traces kept, {rejected} rejected")
     if not kept:
         raise ValueError("no trace reaches config.sft.min_outcome and config.sft.min_rubric")
@@ -81,6 +84,15 @@ def finetune(config: ConfigDict, workdir: Path) -> None:
             view.step(row)
     write_policy(run.policy, dataclasses.replace(policy, params=jax.device_get(learner.params)))
     console.print(f"policy: {run.policy}")
+
+
+def in_world(config: ConfigDict, seed: int, task: Task) -> Task:
+    """The task in the world of another seed; `task` itself is that of `config.world.seed`."""
+    if seed == config.world.seed:
+        return task
+    other = config.copy_and_resolve_references()
+    other.world.seed = seed
+    return load_task(other, "sft")
 
 
 def tokenizer_texts(task: Task) -> list[str]:
