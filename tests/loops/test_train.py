@@ -1,6 +1,6 @@
 """The main job as a person starts it: a killed run ends like a whole one, and what it trained on is right.
 
-One small run (one-hop questions, the shipped policy) is made once and looked at from several sides.
+One small run (the shipped policy, two questions a step) is made once and looked at from several sides.
 """
 
 import json
@@ -27,17 +27,16 @@ from carr_jax.policy import read_policy
 
 ROOT = Path(__file__).parents[2]
 STEPS = 5
-ROW = 832
+ROW = 1152
 
 
 def command(workdir, steps=STEPS):
     options = [
         "--config=configs/c_grpo_tiny.py",
         f"--workdir={workdir}",
-        "--config.world.hops=(1,)",
         "--config.rollout.prompts=2",
-        "--config.rollout.group_size=4",
-        "--config.rollout.slots=8",
+        "--config.rollout.group_size=6",
+        "--config.rollout.slots=12",
         f"--config.agent.context={ROW}",
         f"--config.learn.row_length={ROW}",
         "--config.learn.rows=2",
