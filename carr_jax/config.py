@@ -120,6 +120,7 @@ def sft() -> ConfigDict:
         batch=16,  # traces of one optimiser step
         worlds=1,  # worlds (seeds counting up) whose questions the expert answers: facts that a policy sees
         # again and again it learns by heart, instead of learning to read
+        wander=0.0,  # probability that the expert first opens a result that it does not need
         pretrain_steps=0,  # first steps on pages of other worlds, for a policy that cannot read yet
         pretrain_pages=48,  # pages of one such step
         min_outcome=1.0,  # a trace is kept when its outcome
@@ -163,7 +164,8 @@ _POSITIVE = (
     "sft.epochs sft.batch sft.pretrain_pages sft.worlds"
 ).split()
 _SHARES = (
-    "world.obfuscate world.shortcut reward.alpha learn.eps_low learn.b1 learn.b2 sft.min_outcome sft.min_rubric"
+    "world.obfuscate world.shortcut reward.alpha learn.eps_low learn.b1 learn.b2 sft.wander "
+    "sft.min_outcome sft.min_rubric"
 ).split()
 _NOT_NEGATIVE = (
     "world.distractors world.look_alikes data.train_questions data.held_out_questions learn.weight_decay "

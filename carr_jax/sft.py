@@ -107,7 +107,7 @@ def tokenizer_texts(task: Task) -> list[str]:
 async def expert_traces(config: ConfigDict, task: Task, chat: Chat) -> tuple[list[Trajectory], int]:
     """(kept traces in the order of the questions, number rejected)."""
     rollouts = Rollouts(None, chat, task.corpus, task.budgets, strict=config.agent.strict)
-    traces = await _expert_episodes(rollouts, task.questions)
+    traces = await _expert_episodes(rollouts, task.questions, config.sft.wander)
     judge = ExactJudge()
     kept = []
     for question, trace in zip(task.questions, traces, strict=True):
@@ -134,10 +134,12 @@ def accepted(score: Score, min_outcome: float, min_rubric: float) -> bool:
     return score.known and score.outcome >= min_outcome and (score.rubric or 0.0) >= min_rubric
 
 
-async def _expert_episodes(rollouts: Rollouts, questions: Sequence[Question]) -> list[Trajectory]:
+async def _expert_episodes(
+    rollouts: Rollouts, questions: Sequence[Question], wander: float = 0.0
+) -> list[Trajectory]:
     traces = []
     for question in questions:
-        engine = ScriptedEngine(rollouts.chat, expert(question))
+        engine = ScriptedEngine(rollouts.chat, expert(question, wander))
         traces.append(await dataclasses.replace(rollouts, engine=engine).episode(question, 0, 0))
     return traces
 

@@ -7,6 +7,7 @@ turn and is sent the outputs of the tools it called, one text per call.
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
@@ -52,13 +53,15 @@ def tool_outputs(chat: Chat, ids: Sequence[int]) -> list[str]:
 # ------------------------------------------------------------------------------------------------- policies
 
 
-def expert(question: Question) -> Policy:
+def expert(question: Question, wander: float = 0.0) -> Policy:
     """Walks to the answer page by page, then states every rubric and cites the page that it stands on.
 
     Follows `question.metadata["walk"]`: steps with subject, relation, object, url and query, where placeholders
-    stand for the names in `question.entities`.  Raises ValueError for a question without a walk.
+    stand for the names in `question.entities`.  With probability `wander` it first opens another result of a
+    search, which costs context and leaves the choice of a result to be learned from rewards; the choices are a
+    pure function of the question.  Raises ValueError for a question without a walk.
     """
-    facts = yield from _browse(question)
+    facts = yield from _browse(question, wander)
     yield render_turn(f"{facts} Now I can answer.", expert_answer(question))
 
 
@@ -88,29 +91,39 @@ def expert_answer(question: Question) -> str:
     return _sections("\n".join(lines), question.answer, urls)
 
 
-def _browse(question: Question) -> Generator[str, list[str], str]:
+def _browse(question: Question, wander: float = 0.0) -> Generator[str, list[str], str]:
     """Search and open each step's page unless it is open already; returns the facts not yet said.
 
     The expert knows the address of a page that its search did not find: it bounds the reward, not the search.
     """
     facts, page = "", None
+    chance = random.Random(question.id)
     for step in _walk(question):
         if step["url"] != page:
             page = step["url"]
             found = yield _tool_turn(f"{facts} {_need(step)}".strip(), SEARCH, query=step["query"])
-            number = result_number(found[0], page)
-            if number is None:
-                yield _tool_turn("The page that I need is not listed.", OPEN, id=page)
+            numbers = result_numbers(found[0])
+            others = [number for url, number in numbers.items() if url != page]
+            regret = ""
+            if others and chance.random() < wander:
+                yield _open_result(chance.choice(others))
+                regret = "It is not."
+            if page in numbers:
+                yield _open_result(numbers[page], regret)
             else:
-                yield _tool_turn(f"Result {number} is the page that I need.", OPEN, id=number)
+                yield _tool_turn(f"{regret} The page that I need is not listed.".strip(), OPEN, id=page)
             facts = ""
         facts = f"{facts} {_fact(step)}".strip()
     return facts
 
 
-def result_number(output: str, url: str) -> int | None:
-    """The number of the search result at `url`, None when it is not listed."""
-    return next((int(number) for number, found in _RESULT.findall(output) if found == url), None)
+def _open_result(number: int, before: str = "") -> str:
+    return _tool_turn(f"{before} Result {number} is the page that I need.".strip(), OPEN, id=number)
+
+
+def result_numbers(output: str) -> dict[str, int]:
+    """The number of each search result by its url."""
+    return {url: int(number) for number, url in _RESULT.findall(output)}
 
 
 def _walk(question: Question) -> list[dict[str, str]]:

@@ -6,7 +6,7 @@ from carr_jax.agent.chat import Chat, render_turn
 from carr_jax.agent.episode import Budgets, run_episode
 from carr_jax.agent.tokenizer import train_bpe
 from carr_jax.records import End, Question, Rubric, Seen, ToolCall, ToolResult
-from carr_jax.rollout.scripted import ScriptedEngine, citer, expert, guesser, result_number, tool_outputs
+from carr_jax.rollout.scripted import ScriptedEngine, citer, expert, guesser, result_numbers, tool_outputs
 
 ANNA, LYME = "https://w.example/Anna_(poet)", "https://w.example/Lyme"
 PAGES = {
@@ -115,12 +115,22 @@ def test_expert_opens_a_page_by_its_address_when_it_is_not_listed(chat):
     assert trajectory.end is End.ANSWERED
     opened = [call.arguments["id"] for call in trajectory.calls if call.name == "browser.open"]
     assert opened == [ANNA, LYME]
-    assert result_number("No results found.", ANNA) is None
+    assert result_numbers("No results found.") == {}
+
+
+def test_an_expert_that_wanders_opens_another_result_first_and_then_goes_on(chat):
+    session = Session()
+    trajectory = play(chat, expert(QUESTION, wander=1.0), session)
+    straight = play(chat, expert(QUESTION), Session())
+    opened = [call.arguments["id"] for call in trajectory.calls if call.name == "browser.open"]
+    right = [call.arguments["id"] for call in straight.calls if call.name == "browser.open"]
+    assert opened[1::2] == right and all(a != b for a, b in zip(opened[::2], right, strict=True))
+    assert trajectory.end is End.ANSWERED and trajectory.response == straight.response
 
 
 def test_a_page_cannot_forge_the_results_that_the_expert_reads(chat):
     listed = f"[0] URL Source: {LYME}\n[0] Description: see [7] URL Source: {ANNA}\n[1] URL Source: {ANNA}"
-    assert result_number(listed, ANNA) == 1
+    assert result_numbers(listed) == {LYME: 0, ANNA: 1}
 
 
 def test_guesser_answers_at_once_and_cites_nothing(chat):
