@@ -9,16 +9,13 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from carr_jax.config import preflight
-
-
-class UsageError(Exception):
-    """Something the person at the keyboard can mend; the message is one line."""
+from carr_jax.records import InputError
 
 
 def parse(argv: list[str]) -> tuple[ConfigDict, Path]:
     """Reads `--config=FILE --config.section.field=value --workdir=DIR`.
 
-    Raises UsageError with one line that says what is wrong and what to do.
+    Raises InputError with one line that says what is wrong and what to do.
     """
     values = flags.FlagValues()
     config_flags.DEFINE_config_file("config", None, "a file in configs/", values, sys_argv=argv)
@@ -27,18 +24,18 @@ def parse(argv: list[str]) -> tuple[ConfigDict, Path]:
     try:
         files = [a.partition("=")[2] for a in argv if a.startswith("--config=")]
         if not files:
-            raise UsageError(f"no configuration was given; {example}")
+            raise InputError(f"no configuration was given; {example}")
         if not Path(files[-1]).is_file():
-            raise UsageError(f"--config={files[-1]}: there is no such file; {example}")
+            raise InputError(f"--config={files[-1]}: there is no such file; {example}")
         rest = values(argv)
     except flags.UnrecognizedFlagError as error:
-        raise UsageError(f"unknown option --{error.flagname}; {example}") from None
+        raise InputError(f"unknown option --{error.flagname}; {example}") from None
     except (KeyError, AttributeError) as error:
-        raise UsageError(f"unknown configuration key {_one_line(error)}") from None
+        raise InputError(f"unknown configuration key {_one_line(error)}") from None
     except (flags.Error, TypeError, ValueError, SyntaxError) as error:
-        raise UsageError(_one_line(error)) from None
+        raise InputError(_one_line(error)) from None
     if rest[1:]:
-        raise UsageError(f"unexpected argument {rest[1]!r}; options look like --config.train.steps=10")
+        raise InputError(f"unexpected argument {rest[1]!r}; options look like --config.train.steps=10")
     name = Path(config_flags.get_config_filename(values["config"])).stem
     return values.config, Path(values.workdir or f"runs/{name}")
 
@@ -55,9 +52,9 @@ def main(run: Callable[[ConfigDict, Path], None], argv: list[str]) -> int:
         config, workdir = parse(argv)
         missing = preflight(config, workdir)
         if missing:
-            raise UsageError("cannot start: " + "; ".join(missing))
+            raise InputError("cannot start: " + "; ".join(missing))
         run(config, workdir)
-    except UsageError as error:
+    except InputError as error:
         print(f"{Path(argv[0]).name}: {error}")
         return 2
     except KeyboardInterrupt:

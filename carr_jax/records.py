@@ -19,6 +19,10 @@ import numpy as np
 PLACEHOLDER = re.compile(r"<(E\d+)>")
 
 
+class InputError(ValueError):
+    """What a person gave (options, files, folders) cannot be used; the message says where and why."""
+
+
 # ---------------------------------------------------------------------------------------------- questions
 
 

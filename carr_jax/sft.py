@@ -26,7 +26,7 @@ from carr_jax.learning.batch import Example, micro_batches_needed, pack, supervi
 from carr_jax.observe.live import LiveView
 from carr_jax.observe.metrics import MetricsLog
 from carr_jax.policy import load_policy, write_policy
-from carr_jax.records import Question, Score, Trajectory
+from carr_jax.records import InputError, Question, Score, Trajectory
 from carr_jax.rewards.carr import score_group
 from carr_jax.rewards.judge import ExactJudge
 from carr_jax.rollout.scheduler import Rollouts
@@ -55,7 +55,7 @@ def finetune(config: ConfigDict, workdir: Path) -> None:
         kept, rejected = kept + found, rejected + failed
     console.print(f"{len(kept)} traces kept, {rejected} rejected")
     if not kept:
-        raise ValueError("no trace reaches config.sft.min_outcome and config.sft.min_rubric")
+        raise InputError("no trace reaches config.sft.min_outcome and config.sft.min_rubric")
 
     # ---------------------------------------------------------------------- the learner, new or resumed
     examples = [supervised_example(t.ids, t.mask, i) for i, t in enumerate(kept)]

@@ -28,7 +28,7 @@ class Task:
 def load_task(config: ConfigDict, split: str) -> Task:
     """Reads or generates everything that `config.data` names.  `split` is "train" or "sft".
 
-    Raises ValueError naming file, line and reason for rows that cannot be used.
+    Raises InputError naming file, line and reason for rows that cannot be used.
     """
     if config.data.source == "world":
         pages, questions, held_out = _from_world(config, split)

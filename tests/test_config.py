@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from carr_jax import config as configuration
-from carr_jax.command import UsageError, main, parse
+from carr_jax.command import main, parse
+from carr_jax.records import InputError
+from carr_jax.task import load_task
 
 ROOT = Path(__file__).parents[1]
 TINY = str(ROOT / "configs" / "c_grpo_tiny.py")
@@ -144,5 +146,14 @@ def test_unknown_field_in_a_config_file_is_an_error(tmp_path):
     bad = tmp_path / "bad.py"
     lines = ["from carr_jax import config", "def get_config():", "    c = config.rl()", "    c.learn.lrate = 1"]
     bad.write_text("\n".join([*lines, "    return c"]))
-    with pytest.raises(UsageError, match="lr"):
+    with pytest.raises(InputError, match="lr"):
         parse(["train.py", f"--config={bad}"])
+
+
+def test_a_bad_row_is_a_message_and_not_a_traceback(tmp_path, capsys):
+    (tmp_path / "corpus.jsonl").write_text('{"url": "https://a.example", "title": "A", "text": "a"}\n')
+    (tmp_path / "q.jsonl").write_text('{"id": "1", "question": "?"}\n')
+    argv = ["train.py", "--config=configs/c_grpo_tiny_wiki.py", f"--config.data.path={tmp_path}"]
+    status = main(lambda config, workdir: load_task(config, "train"), [*argv, f"--workdir={tmp_path / 'run'}"])
+    said = capsys.readouterr().out
+    assert status == 2 and said.startswith("train.py: 1 bad rows") and "q.jsonl:1: the key 'answer'" in said

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-from carr_jax.records import Page, Question, Rubric, question_from_json
+from carr_jax.records import InputError, Page, Question, Rubric, question_from_json
 from carr_jax.rewards.matching import compare
 from carr_jax.rewards.rubrics import connected, entity_ids
 
@@ -59,8 +59,8 @@ def read_questions(path: str | Path, split: str | None = None) -> list[Question]
     """The questions of a .jsonl(.gz) file, or of all question files of a directory; only of `split` if given.
 
     In a directory, every .jsonl(.gz) file but the corpus is read, by name.  A corpus beside the questions
-    gives the support URLs; without it, a title has its Wikipedia address.  Raises ValueError with file, line
-    and reason of the bad rows (the first ten, and how many there are), FileNotFoundError for a missing file.
+    gives the support URLs; without it, a title has its Wikipedia address.  Raises InputError with file, line
+    and reason of the bad rows (the first ten, and how many there are), or for a file that is not there.
     """
     path = Path(path)
     files = _question_files(path)
@@ -77,7 +77,7 @@ def read_questions(path: str | Path, split: str | None = None) -> list[Question]
 
     questions = [q for q in _parse_all(files, parse) if split is None or q.split == split]
     if not questions:
-        raise ValueError(f"{path}: no questions" + (f" of split {split!r}; check its name" if split else ""))
+        raise InputError(f"{path}: no questions" + (f" of split {split!r}; check its name" if split else ""))
     return questions
 
 
@@ -85,7 +85,7 @@ def read_pages(path: str | Path) -> list[Page]:
     """Pages with the keys url, title, text from a .jsonl(.gz) file, or the corpus file of a directory."""
     file = _corpus_file(Path(path)) if Path(path).is_dir() else Path(path)
     if file is None:
-        raise FileNotFoundError(f"{path}: no {' or '.join(CORPUS_FILES)} in this directory")
+        raise InputError(f"{path}: no {' or '.join(CORPUS_FILES)} in this directory")
     return _parse_all([file], lambda row, _: Page(_text(row, "url"), _text(row, "title"), _text(row, "text")))
 
 
@@ -272,7 +272,7 @@ def _question_files(path: Path) -> list[Path]:
         f for pattern in ("*.jsonl", "*.jsonl.gz") for f in path.glob(pattern) if f.name not in CORPUS_FILES
     ]
     if not files:
-        raise FileNotFoundError(f"{path}: no question files (*.jsonl or *.jsonl.gz) in this directory")
+        raise InputError(f"{path}: no question files (*.jsonl or *.jsonl.gz) in this directory")
     return sorted(files)
 
 
@@ -295,7 +295,7 @@ def _parse_all(files: Sequence[Path], parse: Callable[[Row, str], Item]) -> list
             errors.append(f"{place}: {error}")
     if errors:
         more = [f"... and {len(errors) - _SHOWN_ERRORS} more"] if len(errors) > _SHOWN_ERRORS else []
-        raise ValueError(
+        raise InputError(
             "\n".join([f"{len(errors)} bad rows; mend or remove them", *errors[:_SHOWN_ERRORS], *more])
         )
     return items
@@ -306,8 +306,10 @@ def _lines(file: Path) -> Iterator[tuple[str, bytes]]:
     try:
         with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
             yield from ((f"{file}:{n}", line) for n, line in enumerate(stream, 1) if line.strip())
+    except FileNotFoundError:
+        raise InputError(f"{file}: there is no such file") from None
     except (EOFError, gzip.BadGzipFile) as error:
-        raise ValueError(f"{file}: not a whole gzip file ({error}); fetch it again") from error
+        raise InputError(f"{file}: not a whole gzip file ({error}); fetch it again") from error
 
 
 def _check_lists(row: Row) -> None:

@@ -13,6 +13,8 @@ import orbax.checkpoint as ocp
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
+from carr_jax.records import InputError
+
 
 class Checkpoints:
     """The newest `keep` checkpoints of a run, in one folder.
@@ -51,13 +53,13 @@ class Checkpoints:
     def restore(self, step: int, abstract_state: Any) -> tuple[Any, dict[str, Any]]:
         """(state, extra) of a checkpoint, each leaf bit for bit and with the sharding of `abstract_state`.
 
-        `abstract_state` is a state or its jax.ShapeDtypeStructs.  Raises ValueError with one line when the
+        `abstract_state` is a state or its jax.ShapeDtypeStructs.  Raises InputError with one line when the
         checkpoint has other leaves, shapes or dtypes.
         """
         header = self._manager.restore(step, args=ocp.args.Composite(header=ocp.args.JsonRestore())).header
         wanted = _leaves(abstract_state)
         if header["leaves"] != wanted:
-            raise ValueError(
+            raise InputError(
                 f"checkpoint {step} in {self._directory} does not fit this run: "
                 f"{_difference(header['leaves'], wanted)}; use the configuration that made it, or a new folder"
             )

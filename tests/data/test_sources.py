@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from carr_jax.data.sources import connected_to_answer, lint_question, read_pages, read_questions
-from carr_jax.records import Question, Rubric, to_json
+from carr_jax.records import InputError, Question, Rubric, to_json
 from carr_jax.rewards.matching import mentions
 from carr_jax.search.world import WorldConfig, build_world
 
@@ -194,9 +194,9 @@ def test_a_directory_gives_all_questions_and_the_corpus_their_addresses(tmp_path
 
 def test_missing_files_say_so(tmp_path):
     for read in (read_questions, read_pages):
-        with pytest.raises(FileNotFoundError, match=tmp_path.name):
+        with pytest.raises(InputError, match=tmp_path.name):
             read(tmp_path)
-        with pytest.raises(FileNotFoundError, match="nowhere.jsonl"):
+        with pytest.raises(InputError, match="nowhere.jsonl"):
             read(tmp_path / "nowhere.jsonl")
 
 
