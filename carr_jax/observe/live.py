@@ -84,7 +84,9 @@ class LiveView:
 
 def step_line(row: Row) -> str:
     """The latest numbers in one line; what the row does not hold is left out."""
+    supervised = "reward/mixed" not in row  # the loss of reinforcement learning tells nothing
     parts = [
+        _labelled("loss", row.get("learn/loss") if supervised else None, "{:.4f}"),
         _labelled("mixed", row.get("reward/mixed"), "{:.3f}"),
         _labelled("outcome", row.get("reward/outcome"), "{:.3f}"),
         _labelled("rubric", row.get("reward/rubric"), "{:.3f}"),
