@@ -31,11 +31,12 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-# Makes again the warm-started policy that ships in carr_jax/assets/sft_tiny (45 minutes on two cores).
+# Makes again the warm-started policy that ships in carr_jax/assets/sft_tiny (about an hour on two cores).
 sft: $(STAMP)
 	$(BIN)/python launch/sft.py --config=configs/sft_tiny.py --workdir=runs/sft_tiny
 	$(BIN)/python launch/sft.py --config=configs/sft_tiny_again.py --workdir=runs/sft_tiny_again
-	cp runs/sft_tiny_again/policy/* carr_jax/assets/sft_tiny/
+	$(BIN)/python launch/sft.py --config=configs/sft_tiny_wander.py --workdir=runs/sft_tiny_wander
+	cp runs/sft_tiny_wander/policy/* carr_jax/assets/sft_tiny/
 
 clean:
 	rm -rf $(VENV) $(RUN)

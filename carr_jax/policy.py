@@ -1,25 +1,27 @@
-"""A policy folder: weights, architecture and tokenizer, everything needed to act.
+"""A policy folder is a Hugging Face model folder: weights, architecture, tokenizer: all that acting needs.
 
-policy.safetensors   parameters, flat names
-config.json          architecture, the fields of ModelConfig
-tokenizer.json       as Hugging Face writes it
+model.safetensors    parameters (or shards with model.safetensors.index.json)
+config.json          architecture
+tokenizer.json       as it was read
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
+from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from carr_jax.agent import tokenizer as tokenizers
 from carr_jax.agent.tokenizer import Tokenizer, train_bpe
-from carr_jax.learning.checkpoint import load_params, save_params
 from carr_jax.models.config import PRESETS, ModelConfig, from_hf_config
 from carr_jax.models.qwen3 import init_params
+from carr_jax.sharding import make_mesh, param_shardings
+from carr_jax.weights import load_params, save_params
 
 
 @dataclass(frozen=True)
@@ -32,12 +34,13 @@ class Policy:
 
 
 def load_policy(config: ConfigDict, corpus_texts: list[str]) -> Policy:
-    """The policy that `config.model` names: a folder, or random weights from `config.seed`.
+    """The policy that `config.model` names, on its mesh: a folder, or random weights from `config.seed`.
 
     A new tokenizer is trained on `corpus_texts` when no folder brings one.
     """
+    mesh = make_mesh((config.mesh.data, config.mesh.fsdp, config.mesh.tensor))
     if config.model.policy:
-        return read_policy(Path(config.model.policy))
+        return read_policy(Path(config.model.policy), mesh)
     if config.model.tokenizer:
         tokenizer = Tokenizer.load(config.model.tokenizer)
     else:
@@ -46,18 +49,21 @@ def load_policy(config: ConfigDict, corpus_texts: list[str]) -> Policy:
         model = from_hf_config(config.model.hf_config)
     else:
         model = dataclasses.replace(PRESETS[config.model.preset], vocab_size=tokenizer.vocab_size)
-    return Policy(model, init_params(model, jax.random.key(config.seed)), tokenizer)
+    init = jax.jit(init_params, static_argnums=0, out_shardings=param_shardings(model, mesh))
+    return Policy(model, init(model, jax.random.key(config.seed)), tokenizer)
 
 
-def read_policy(folder: Path) -> Policy:
-    """Inverse of `write_policy`."""
-    model = ModelConfig(**json.loads((folder / "config.json").read_text()))
-    return Policy(model, load_params(folder / "policy.safetensors")[0], Tokenizer.load(folder))
+def read_policy(folder: Path, mesh: Mesh | None = None) -> Policy:
+    """A policy from its folder, parameters on `mesh` or else as NumPy arrays.
+
+    Raises InputError that names what does not fit.
+    """
+    model = from_hf_config(folder)
+    shardings = None if mesh is None else param_shardings(model, mesh)
+    return Policy(model, load_params(folder, model, shardings), Tokenizer.load(folder))
 
 
-def write_policy(folder: Path, policy: Policy) -> None:
-    """Writes the three files of a policy folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(dataclasses.asdict(policy.model), indent=1) + "\n")
-    policy.tokenizer.save(folder)
-    save_params(folder / "policy.safetensors", policy.params, {})
+def write_policy(folder: Path, policy: Policy, dtype: str = "float32") -> None:
+    """Writes a policy folder, which transformers and SGLang can load as well."""
+    beside = {tokenizers.FILE: policy.tokenizer.source.encode()}
+    save_params(folder, policy.params, policy.model, dtype, beside=beside)

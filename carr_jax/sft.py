@@ -14,7 +14,6 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
-import jax
 import numpy as np
 from ml_collections import ConfigDict
 from rich.console import Console
@@ -82,7 +81,7 @@ def finetune(config: ConfigDict, workdir: Path) -> None:
             metrics.append(row)
             learner.save_when_due({"position": (step + 1) * config.sft.batch})
             view.step(row)
-    write_policy(run.policy, dataclasses.replace(policy, params=jax.device_get(learner.params)))
+    write_policy(run.policy, dataclasses.replace(policy, params=learner.params))
     console.print(f"policy: {run.policy}")
 
 

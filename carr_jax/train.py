@@ -13,7 +13,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import jax
 import numpy as np
 from ml_collections import ConfigDict
 from rich.console import Console
@@ -95,7 +94,7 @@ def train(config: ConfigDict, workdir: Path) -> None:
         loop.run(evaluate(learner.done, config, task, rollouts, score, evaluations))
 
     # ---------------------------------------------------------------------- what to look at
-    write_policy(run.policy, dataclasses.replace(policy, params=jax.device_get(learner.params)))
+    write_policy(run.policy, dataclasses.replace(policy, params=learner.params))
     finish(console, run, policy)
 
 

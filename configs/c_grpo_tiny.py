@@ -14,11 +14,14 @@ def get_config():
     tiny_task(config)
     config.model.policy = "carr_jax/assets/sft_tiny"
     config.reward.score_everything = True  # the exact judge is free
-    config.data.train_questions = 24  # practised 14 times in 42 steps: ten minutes are too short for many
+    config.agent.context = config.learn.row_length = (
+        1152  # no room for a page that does not help: wandering fails
+    )
+    config.data.train_questions = 112
     config.data.held_out_questions = 64
     config.rollout.prompts = 8
     config.rollout.slots = 64
-    config.learn.lr = 5e-4
+    config.learn.lr = 3e-4
     config.learn.rows = 2
     config.train.steps = 42
     config.checkpoint.every = 6

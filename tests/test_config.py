@@ -78,6 +78,17 @@ def test_preflight_reports_everything_at_once(capsys, tmp_path):
         assert missing in out
 
 
+def test_preflight_names_every_file_that_a_policy_folder_lacks(capsys, tmp_path):
+    (tmp_path / "policy").mkdir()
+    (tmp_path / "policy" / "config.json").write_text("{}")
+    run_main(
+        f"--config={TINY}", f"--workdir={tmp_path / 'run'}", f"--config.model.policy={tmp_path / 'policy'}"
+    )
+    out = capsys.readouterr().out
+    assert "has no tokenizer.json;" in out and "has no model.safetensors or model.safetensors.index.json" in out
+    assert "has no config.json" not in out
+
+
 def test_a_folder_of_another_run_is_refused(tmp_path):
     config = configuration.rl()
     (tmp_path / "config.json").write_text('{"config": ' + configuration.to_json(config) + "}")

@@ -1,17 +1,12 @@
-"""Checkpoints of a run (orbax) and small standalone parameter files (safetensors)."""
+"""Checkpoints of a run (orbax)."""
 
 from __future__ import annotations
 
-import json
-import os
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 import orbax.checkpoint as ocp
-from safetensors import safe_open
-from safetensors.numpy import save_file
 
 from carr_jax.records import InputError
 
@@ -87,35 +82,3 @@ def _difference(saved: dict[str, str], wanted: dict[str, str]) -> str:
     """The first leaf that differs, in words; parameters come first in a train state."""
     key = next(k for k in {**wanted, **saved} if saved.get(k) != wanted.get(k))
     return f"{key} is {saved.get(key, 'absent')} there and {wanted.get(key, 'absent')} here"
-
-
-def save_params(
-    path: Path | str, params: dict[str, Any], metadata: dict[str, Any], dtype: str = "float32"
-) -> None:
-    """Nested dicts of arrays to one safetensors file, names joined with "/"; replaces `path` at once.
-
-    `dtype` is what floating-point leaves are stored as ("float32", "bfloat16", "float16").
-    """
-    flat = {_name(key): _stored(x, dtype) for key, x in jax.tree_util.tree_leaves_with_path(params)}
-    path = Path(path)
-    partial = path.with_name(path.name + ".partial")
-    save_file(flat, partial, metadata={"metadata": json.dumps(metadata)})
-    os.replace(partial, path)
-
-
-def load_params(path: Path | str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(nested dicts of NumPy arrays in their stored dtype, metadata) of a file written by `save_params`."""
-    params: dict[str, Any] = {}
-    with safe_open(path, framework="numpy") as file:
-        for name in file.keys():  # noqa: SIM118 (not a dict)
-            *parents, leaf = name.split("/")
-            node = params
-            for parent in parents:
-                node = node.setdefault(parent, {})
-            node[leaf] = file.get_tensor(name)
-        return params, json.loads((file.metadata() or {}).get("metadata", "{}"))
-
-
-def _stored(x: Any, dtype: str) -> np.ndarray:
-    x = np.ascontiguousarray(jax.device_get(x))
-    return x.astype(jax.numpy.dtype(dtype)) if jax.numpy.issubdtype(x.dtype, jax.numpy.floating) else x

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from carr_jax.records import InputError
+
 
 @dataclass(frozen=True)
 class ModelConfig:
@@ -155,7 +157,7 @@ def from_hf_config(source: str | Path | Mapping[str, Any]) -> ModelConfig:
     """Read a Qwen3 or Qwen3-MoE config: a dict, a config.json, or the folder that holds one.
 
     Both dialects of transformers are read: `rope_theta` or `rope_parameters.rope_theta`, `num_experts` or
-    `num_local_experts`.  Raises ValueError that names the field for a value this model does not implement,
+    `num_local_experts`.  Raises InputError that names the field for a value this model does not implement,
     for a missing field, and for a field that is not known (an unread field is a silent bug).
     """
     hf = _load(source)
@@ -164,7 +166,7 @@ def from_hf_config(source: str | Path | Mapping[str, Any]) -> ModelConfig:
     known = set(names) | set(_DENSE) | set(_FIXED) | set(_ROPE) | {"layer_types"} | _IGNORED
     known |= set(_EXPERT_COUNT) if moe else set()
     if unknown := sorted(set(hf) - known):
-        raise ValueError(f"config.json has fields this model does not know: {', '.join(unknown)}")
+        raise InputError(f"config.json has fields this model does not know: {', '.join(unknown)}")
     for field, accepted in _FIXED.items():
         if field in hf:
             _choose(hf, field, accepted)
@@ -177,6 +179,27 @@ def from_hf_config(source: str | Path | Mapping[str, Any]) -> ModelConfig:
     return ModelConfig(rope_theta=_rope_theta(hf), **values)
 
 
+def to_hf_config(config: ModelConfig) -> dict[str, Any]:
+    """Inverse of `from_hf_config`, in a form that transformers 4 and 5 (and SGLang) read."""
+    names = _SAME | (_MOE if config.is_moe else _DENSE)
+    values = {theirs: getattr(config, ours) for theirs, ours in names.items()}
+    if config.is_moe:
+        # intermediate_size is of dense layers, which there are none; the readers want a number all the same.
+        values |= {"num_experts": config.num_experts, "intermediate_size": config.d_ff_expert}
+        values |= {"decoder_sparse_step": 1, "mlp_only_layers": []}
+    return {
+        "architectures": ["Qwen3MoeForCausalLM" if config.is_moe else "Qwen3ForCausalLM"],
+        "model_type": "qwen3_moe" if config.is_moe else "qwen3",
+        **values,
+        "rope_theta": config.rope_theta,
+        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "use_sliding_window": False,
+    }
+
+
 def _load(source: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
     if isinstance(source, Mapping):
         return source
@@ -186,14 +209,14 @@ def _load(source: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _require(hf: Mapping[str, Any], field: str) -> Any:
     if hf.get(field) is None:
-        raise ValueError(f"config.json has no value for {field}")
+        raise InputError(f"config.json has no value for {field}")
     return hf[field]
 
 
 def _choose(hf: Mapping[str, Any], field: str, accepted: tuple[Any, ...]) -> Any:
     value = hf.get(field)
     if value not in accepted:
-        raise ValueError(f"config.json: {field} = {value!r} is not supported; accepted: {accepted}")
+        raise InputError(f"config.json: {field} = {value!r} is not supported; accepted: {accepted}")
     return value
 
 
@@ -201,13 +224,13 @@ def _only(hf: Mapping[str, Any], fields: tuple[str, ...]) -> Any:
     """The one value that the given spellings of a field agree on."""
     values = {hf[f] for f in fields if hf.get(f) is not None}
     if len(values) != 1:
-        raise ValueError(f"config.json must give one value for {' / '.join(fields)}, got {sorted(values)}")
+        raise InputError(f"config.json must give one value for {' / '.join(fields)}, got {sorted(values)}")
     return values.pop()
 
 
 def _check_layer_types(hf: Mapping[str, Any]) -> None:
     if odd := sorted(set(hf.get("layer_types") or ()) - {"full_attention"}):
-        raise ValueError(f"config.json: layer_types holds {odd}; only full_attention is supported")
+        raise InputError(f"config.json: layer_types holds {odd}; only full_attention is supported")
 
 
 def _rope_theta(hf: Mapping[str, Any]) -> float:
@@ -217,11 +240,11 @@ def _rope_theta(hf: Mapping[str, Any]) -> float:
         rope = dict(hf.get(field) or {})
         kinds = {rope.pop(key) for key in ("rope_type", "type") if key in rope}
         if kinds - {"default"}:
-            raise ValueError(f"config.json: {field}.rope_type = {sorted(kinds)} is not supported; only default")
+            raise InputError(f"config.json: {field}.rope_type = {sorted(kinds)} is not supported; only default")
         if "rope_theta" in rope:
             thetas.add(rope.pop("rope_theta"))
         if rope:
-            raise ValueError(f"config.json: {field} has fields this model does not know: {sorted(rope)}")
+            raise InputError(f"config.json: {field} has fields this model does not know: {sorted(rope)}")
     if len(thetas) != 1:
-        raise ValueError(f"config.json must give one rope_theta, got {sorted(thetas)}")
+        raise InputError(f"config.json must give one rope_theta, got {sorted(thetas)}")
     return float(thetas.pop())

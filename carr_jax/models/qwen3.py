@@ -1,8 +1,8 @@
 """The Qwen3 policy, dense and mixture of experts, as pure functions over a plain dict of float32 arrays.
 
 Inside it is Flax Linen (`nn.scan` over layers, `nn.remat`); outside only `init_params`, `hidden_states`,
-`extend`, `head_matrix`, `expert_loads` and `logical_axes` are seen.  Parameters of the layers are stacked on a
-leading axis L and cast to the compute dtype inside the scan, one layer at a time.
+`extend`, `head_matrix`, `expert_loads`, `param_shapes` and `logical_axes` are seen.  Parameters of the layers
+are stacked on a leading axis L and cast to the compute dtype inside the scan, one layer at a time.
 
 Dimension letters: B rows, S or C tokens, M (public: D) model width, H query heads, K key heads, D head_dim,
 F width of the MLP, E experts, V vocabulary, T cached tokens.
@@ -160,6 +160,11 @@ _REMAT = {"none": _Layer, "full": nn.remat(_Layer, prevent_cse=False)}
 def init_params(config: ModelConfig, key: jax.Array) -> Params:
     """Random float32 parameters: a nested dict, those of the layers stacked on a leading axis L."""
     return nn.meta.unbox(_init(config, key))
+
+
+def param_shapes(config: ModelConfig) -> Params:
+    """The tree of `init_params` with a jax.ShapeDtypeStruct in place of each array; allocates nothing."""
+    return jax.eval_shape(lambda key: init_params(config, key), jax.random.key(0))
 
 
 def logical_axes(config: ModelConfig) -> Params:

@@ -1,6 +1,5 @@
 """Checkpoints: every bit comes back, a kill leaves the last complete one; and the parameter files."""
 
-import json
 import os
 import signal
 import subprocess
@@ -14,7 +13,7 @@ import optax
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from carr_jax.learning.checkpoint import Checkpoints, load_params, save_params
+from carr_jax.learning.checkpoint import Checkpoints
 from carr_jax.learning.step import LearnConfig, TrainState, init_state
 
 CONFIG = LearnConfig()
@@ -135,17 +134,3 @@ def test_kill_during_a_save(tmp_path):
     assert extra == {"step": latest} and (state["w"] == latest).all()
     checkpoints.save(latest + 1, state, {})
     assert [x.name for x in tmp_path.iterdir()] == [str(latest + 1)]
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_params_file(tmp_path, dtype):
-    params = {"a": {"w": jnp.array([[1.5, -2.0, 0.1]]), "ids": jnp.array([1, 2])}, "b": jnp.float32(3)}
-    save_params(tmp_path / "p.safetensors", params, {"preset": "tiny", "nested": {"n": 1}}, dtype)
-    got, metadata = load_params(tmp_path / "p.safetensors")
-    assert metadata == {"preset": "tiny", "nested": {"n": 1}}
-    want = jax.tree.map(lambda x: x.astype(dtype) if x.dtype == jnp.float32 else x, params)
-    assert_same_bits(got, want)
-    assert [p.name for p in tmp_path.iterdir()] == ["p.safetensors"]
-    header = (tmp_path / "p.safetensors").read_bytes()
-    names = json.loads(header[8 : 8 + int.from_bytes(header[:8], "little")])
-    assert {"a/w", "a/ids", "b"} <= names.keys()

@@ -63,7 +63,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(tmp_path):
         for run in ("whole", "parts")
     ]
     assert len(losses[0]) == 3 and losses[0] == losses[1]
-    files = [(tmp_path / run / "policy" / "policy.safetensors").read_bytes() for run in ("whole", "parts")]
+    files = [(tmp_path / run / "policy" / "model.safetensors").read_bytes() for run in ("whole", "parts")]
     assert files[0] == files[1]
     policy = read_policy(tmp_path / "whole" / "policy")
     assert policy.model.vocab_size == policy.tokenizer.vocab_size

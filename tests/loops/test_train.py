@@ -119,7 +119,7 @@ def test_killed_at_random_moments_it_ends_bit_for_bit_the_same(finished, environ
     done = subprocess.run(command(workdir), cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert rows_without_times(workdir) == rows_without_times(finished)
-    weights = "policy/policy.safetensors"
+    weights = "policy/model.safetensors"
     assert (workdir / weights).read_bytes() == (finished / weights).read_bytes()
     for file in sorted((finished / "trajectories").iterdir()):
         assert (workdir / "trajectories" / file.name).read_bytes() == file.read_bytes(), file.name
