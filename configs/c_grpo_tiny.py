@@ -2,6 +2,9 @@
 
     python launch/train.py --config=configs/c_grpo_tiny.py --workdir=runs/tiny
 
+The warm-started policy opens pages that it does not need, as its teacher did, and then has no room left for
+the answer.  Rewards teach it which result to open.
+
 Hardware: two CPU cores, about 2 GB.
 """
 
@@ -14,9 +17,7 @@ def get_config():
     tiny_task(config)
     config.model.policy = "carr_jax/assets/sft_tiny"
     config.reward.score_everything = True  # the exact judge is free
-    config.agent.context = config.learn.row_length = (
-        1152  # no room for a page that does not help: wandering fails
-    )
+    config.agent.context = config.learn.row_length = 1152  # room for four calls: who wanders cannot answer
     config.data.train_questions = 112
     config.data.held_out_questions = 64
     config.rollout.prompts = 8

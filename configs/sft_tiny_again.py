@@ -4,7 +4,7 @@ In one world the policy learns facts by heart; where facts differ from trace to 
 
     python launch/sft.py --config=configs/sft_tiny_again.py --workdir=runs/sft_tiny_again
 
-Hardware: two CPU cores, about 2 GB, 18 minutes.  Expected: a loss of about 0.013.  `make sft` runs both.
+Hardware: two CPU cores, about 2 GB, 12 minutes.  Expected: a loss of about 0.03.
 """
 
 from configs import sft_tiny
