@@ -1,0 +1,30 @@
+"""Logits equal to Hugging Face transformers, through the checkpoint reader."""
+
+import numpy as np
+import pytest
+from golden import CASES, FILE, inputs, write_checkpoint
+
+from carr_jax.models.config import from_hf_config
+from carr_jax.models.qwen3 import head_matrix, hidden_states
+from carr_jax.weights import load_params
+
+GOLDEN = np.load(FILE)
+
+
+def test_every_case_is_stored():
+    assert set(GOLDEN.files) == set(CASES)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_equal_transformers(case, tmp_path):
+    write_checkpoint(tmp_path / "checkpoint", case)
+    config = from_hf_config(tmp_path / "checkpoint")
+    params = load_params(tmp_path / "checkpoint", config)
+    ids, positions = (x.astype(np.int32) for x in inputs(case))
+    hidden = hidden_states(params, config, ids, positions, np.ones_like(ids))
+    logits = np.asarray(hidden[0] @ head_matrix(params, config))
+    spread = GOLDEN[case].std()
+    assert spread > 0.5  # the comparison means something
+    # Far out, one bit of an fp32 frequency is an angle of 0.004: the two agree as well as fp32 phases can.
+    tolerance = 2e-4 if CASES[case][1] else 2e-5
+    np.testing.assert_allclose(logits, GOLDEN[case], atol=tolerance * spread, rtol=1e-4)
