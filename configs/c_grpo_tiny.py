@@ -18,11 +18,11 @@ def get_config():
     config.model.policy = "carr_jax/assets/sft_tiny"
     config.reward.score_everything = True  # the exact judge is free
     config.agent.context = config.learn.row_length = 1152  # room for four calls: who wanders cannot answer
-    config.data.train_questions = 112
+    config.data.train_questions = 64
     config.data.held_out_questions = 64
     config.rollout.prompts = 8
     config.rollout.slots = 64
-    config.learn.lr = 3e-4
+    config.learn.lr = 2e-4
     config.learn.rows = 2
     config.train.steps = 42
     config.checkpoint.every = 6
