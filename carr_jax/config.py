@@ -217,6 +217,10 @@ def _contradictions(flat: Mapping) -> list[str]:
             "config.data.source=files needs config.data.path, a folder with question and page files",
         ),
         (
+            flat["data.source"] == "world" or flat.get("sft.worlds", 1) == 1,
+            "config.sft.worlds above 1 needs config.data.source=world",
+        ),
+        (
             flat.get("learn.icepop_low", 0) < flat.get("learn.icepop_high", 1),
             "config.learn.icepop_low must be below config.learn.icepop_high",
         ),

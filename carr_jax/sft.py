@@ -49,7 +49,8 @@ def finetune(config: ConfigDict, workdir: Path) -> None:
     chat = Chat(policy.tokenizer)
     kept, rejected = [], 0
     for seed in range(config.world.seed, config.world.seed + config.sft.worlds):
-        console.print(f"the expert answers {len(task.questions)} questions of world {seed}")
+        place = f"world {seed}" if config.data.source == "world" else config.data.path
+        console.print(f"the expert answers {len(task.questions)} questions of {place}")
         found, failed = asyncio.run(expert_traces(config, in_world(config, seed, task), chat))
         kept, rejected = kept + found, rejected + failed
     console.print(f"{len(kept)} traces kept, {rejected} rejected")
