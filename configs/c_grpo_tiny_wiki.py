@@ -5,8 +5,8 @@
 The shipped policy was warm-started on the built-in world and is lost in real text.  Begin with
 configs/sft_tiny_wiki.py and give --config.model.policy=runs/sft_wiki/policy.
 
-Hardware: two CPU cores, about 2 GB, 4 minutes.  Expected: complete episodes, and hardly a right answer: a million
-parameters cannot read real text.  It is the path that a real model takes.
+Hardware: two CPU cores, about 2 GB, 4 minutes.  Expected: complete episodes, and hardly a right answer: a
+million parameters cannot read real text.  It is the path that a real model takes.
 """
 
 from configs import c_grpo_tiny
