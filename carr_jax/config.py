@@ -14,6 +14,8 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
+from carr_jax.rewards.mixing import MODES
+
 
 def _shared() -> dict:
     """The sections that reinforcement learning and supervised fine-tuning have in common."""
@@ -145,15 +147,7 @@ _CHOICES = {
     "learn.normalizer": ("global_tokens", "per_group", "per_sequence"),
     "learn.ratio_correction": ("icepop", "tis", "none"),
     "reward.over_length": ("stats_only", "train_as_failure", "drop"),
-    "reward.mix": (
-        "carr_paper",
-        "carr_released",
-        "carr_all_rollouts",
-        "carr_no_identification",
-        "carr_no_connectivity",
-        "grpo",
-        "e_grpo",
-    ),
+    "reward.mix": MODES,
 }
 _POSITIVE = (
     "model.vocab_size world.entities_per_kind search.max_results search.snippet_chars search.page_chars "

@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "agent": set(),
     "rollout": {"agent", "search", "models"},
     "observe": set(),
-    "config": set(),
+    "config": {"rewards"},
     "command": {"config"},
     "task": {"agent", "data", "search"},
     "weights": {"models"},
