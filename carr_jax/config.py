@@ -87,6 +87,7 @@ def rl() -> ConfigDict:
     config["reward"] = dict(
         mix="carr_paper",  # how outcome and rubric reward become one number, see rewards/mixing.py
         alpha=0.3,  # weight of the rubric (or entity) reward
+        entity_names="exact",  # e_grpo looks for: exact canonical names, or robust: any name, folded
         over_length="stats_only",  # over-length: stats_only, train_as_failure or drop
         score_everything=False,  # also judge rubrics that cannot change a reward, for the metrics
     )
@@ -146,6 +147,7 @@ _CHOICES = {
     "learn.schedule": ("constant", "cosine"),
     "learn.normalizer": ("global_tokens", "per_group", "per_sequence"),
     "learn.ratio_correction": ("icepop", "tis", "none"),
+    "reward.entity_names": ("exact", "robust"),
     "reward.over_length": ("stats_only", "train_as_failure", "drop"),
     "reward.mix": MODES,
 }

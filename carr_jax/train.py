@@ -129,8 +129,14 @@ def make_scorer(config: ConfigDict) -> Scorer:
     judge = ExactJudge()
 
     async def score(question: Question, trajectories: Sequence[Trajectory]) -> Sequence[Score]:
-        everything = config.reward.score_everything
-        return await score_group(question, trajectories, judge, config.reward.mix, score_everything=everything)
+        return await score_group(
+            question,
+            trajectories,
+            judge,
+            config.reward.mix,
+            score_everything=config.reward.score_everything,
+            robust_entities=config.reward.entity_names == "robust",
+        )
 
     return score
 

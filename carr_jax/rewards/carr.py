@@ -130,7 +130,9 @@ def valid_flags(verdict: Verdict, indices: Sequence[int]) -> dict[int, bool] | N
     return {i: bool(flag) for i, flag in zip(indices, parsed, strict=True)}
 
 
-async def score_outcome(question: Question, trajectory: Trajectory, judge: Judge) -> Score:
+async def score_outcome(
+    question: Question, trajectory: Trajectory, judge: Judge, robust_entities: bool = False
+) -> Score:
     """R_o, the entity match and the number of citations; rubrics are left for later (`rubric` is None).
 
     A format error and the over-length ends are known zeros without a call; a failure of the infrastructure, or
@@ -144,7 +146,7 @@ async def score_outcome(question: Question, trajectory: Trajectory, judge: Judge
     verdict = await ask("outcome", judge.outcome(question, without_references(response)))
     score = Score(
         "ok",
-        entity_match=entity_match(question, trajectory.thoughts),
+        entity_match=entity_match(question, trajectory.thoughts, robust=robust_entities),
         citations=len(cited_urls(response)),
         verdicts=(verdict,),
     )
@@ -292,15 +294,17 @@ async def score_group(
     mix: str,
     *,
     score_everything: bool = False,
+    robust_entities: bool = False,
 ) -> list[Score]:
     """The scores of the G trajectories of one question: outcomes first, then the rubric calls that can matter.
 
     `score_everything` judges all rubrics anyway, for the metrics; the mixed rewards are the same either way.
+    `robust_entities` is for E-GRPO, see `entities.entity_match`.
     Raises ValueError for an unknown mix.
     """
     if mix not in MODES:
         raise ValueError(f"reward mix {mix!r} is not one of {', '.join(MODES)}")
-    outcomes = await asyncio.gather(*(score_outcome(question, t, judge) for t in trajectories))
+    outcomes = await asyncio.gather(*(score_outcome(question, t, judge, robust_entities) for t in trajectories))
     failed = [_failed(t) for t in trajectories]
     needed = rubrics_matter(mix, outcomes, failed)
     rows = zip(trajectories, outcomes, needed, strict=True)

@@ -234,3 +234,11 @@ def test_entity_match_and_citations_are_recorded():
     t = trajectory("see https://a.com/0 and https://a.com/1", thoughts=("maybe Oslo",))
     got = score_group(asked, [t, t], ScriptedJudge({t.response: GOOD}), "e_grpo")[0]
     assert (got.entity_match, got.citations, got.rubric) == (0.5, 2, None)
+
+
+@pytest.mark.parametrize(("robust", "match"), [(False, 0.0), (True, 0.5)])
+def test_robust_entity_names_reach_the_match(robust, match):
+    asked = dataclasses.replace(TWO, entities={"E0": ("Oslo",), "E1": ("Rome",)})
+    t = trajectory("an answer", thoughts=("maybe oslo",))
+    judge = ScriptedJudge({t.response: GOOD})
+    assert score_group(asked, [t, t], judge, "e_grpo", robust_entities=robust)[0].entity_match == match
