@@ -17,6 +17,8 @@ from carr_jax.records import TrainBatch
 from carr_jax.run import RunFolder
 from carr_jax.sharding import make_mesh, mesh_spec, param_shardings
 
+_WITHOUT_TOKENS = ("learn/tokens", "learn/lr", "learn/skipped", "learn/padding")
+
 
 class Learner:
     """Owns everything that an optimiser step changes.
@@ -42,12 +44,18 @@ class Learner:
         """The current weights; valid until the next `update`, which reuses their memory."""
         return self.state.params
 
-    def update(self, batch: TrainBatch) -> dict[str, float]:
-        """One optimiser step; returns its `learn/*` metrics once the new weights are there."""
+    def update(self, batch: TrainBatch) -> dict[str, float | None]:
+        """One optimiser step; returns its `learn/*` metrics once the new weights are there.
+
+        A batch without a trained token has no loss, entropy and so on: those are None.
+        """
         self.state, metrics = self._step(self.state, place(batch, self._rows))
         self.done += 1
         values = jax.device_get(jax.block_until_ready(metrics))
-        return {k: float(v) for k, v in values.items()} | {"learn/padding": padding_share(batch)}
+        row = {k: float(v) for k, v in values.items()} | {"learn/padding": padding_share(batch)}
+        if row["learn/tokens"]:
+            return row
+        return {k: v if k in _WITHOUT_TOKENS else None for k, v in row.items()}
 
     def save_when_due(self, extra: dict[str, Any]) -> None:
         """A checkpoint every `checkpoint.every` steps and after the last."""

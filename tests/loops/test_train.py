@@ -80,6 +80,7 @@ def test_a_run_leaves_what_the_design_promises(finished):
     assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
     for key in DESIGN_KEYS:
         assert all(key in row for row in rows), key
+    assert all((row["learn/entropy"] is None) == (row["learn/tokens"] == 0) for row in rows)
     assert [row["step"] for row in MetricsLog.read(finished / "evaluations.jsonl")] == [0, STEPS]
     facts = json.loads((finished / "config.json").read_text())
     assert facts["config"]["train.steps"] == STEPS
