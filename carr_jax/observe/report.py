@@ -1,7 +1,7 @@
 """`report.html`: a run on one page, in one file that needs nothing else.
 
-Made from whatever the run folder holds: `config.json`, `metrics.jsonl` and `trajectories/`; each may be
-missing.
+Made from whatever the run folder holds: `config.json`, `metrics.jsonl`, `evaluations.jsonl` and
+`trajectories/`; each may be missing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from carr_jax.observe.files import atomic_file
-from carr_jax.observe.live import clock, first_and_last, mean_of, summary_cells, window
+from carr_jax.observe.live import SUMMARY, clock, first_and_last, mean_of, summary_cells, window
 from carr_jax.observe.metrics import MetricsLog
 from carr_jax.observe.style import CSS
 from carr_jax.observe.svg import Series, line_chart
@@ -72,11 +72,11 @@ def write_report(run_dir: str | os.PathLike[str]) -> pathlib.Path:
     run = pathlib.Path(run_dir)
     if not run.is_dir():
         raise FileNotFoundError(f"{run} is not a folder; give the folder of a run")
-    metrics = run / "metrics.jsonl"
-    rows = MetricsLog.read(metrics) if metrics.exists() else []
+    logs = (run / "metrics.jsonl", run / "evaluations.jsonl")
+    rows, evaluations = (MetricsLog.read(log) if log.exists() else [] for log in logs)
     config_path = run / "config.json"
     config = json.loads(config_path.read_text("utf-8")) if config_path.exists() else {}
-    page = render(run.resolve().name, config, rows, list(chosen_groups(run / "trajectories")))
+    page = render(run.resolve().name, config, rows, evaluations, list(chosen_groups(run / "trajectories")))
     path = run / "report.html"
     with atomic_file(path) as file:
         file.write(page.encode())
@@ -84,7 +84,11 @@ def write_report(run_dir: str | os.PathLike[str]) -> pathlib.Path:
 
 
 def render(
-    name: str, config: Mapping[str, Any], rows: Sequence[Row], groups: Sequence[tuple[str, Group]]
+    name: str,
+    config: Mapping[str, Any],
+    rows: Sequence[Row],
+    evaluations: Sequence[Row],
+    groups: Sequence[tuple[str, Group]],
 ) -> str:
     """The page as text; `groups` are (title, group)."""
     body = "".join(
@@ -95,8 +99,9 @@ def render(
             "</header>",
             _section("Course of the run", _charts(rows)),
             _section("First against last", _summary(rows)),
+            _section("Held-out questions", _held_out(evaluations)),
             _section("Trajectories", _trajectories(groups)),
-            "<footer>Made by carr_jax from config.json, metrics.jsonl and trajectories/ of this run.</footer>",
+            "<footer>Made by carr_jax from the files of this run.</footer>",
         ]
     )
     return (
@@ -194,19 +199,30 @@ def _points(rows: Sequence[Row], key: str) -> list[tuple[float, float]]:
 def _summary(rows: Sequence[Row]) -> str:
     if not rows:
         return NO_STEP
-    body = "".join(
-        f'<tr><th scope="row">{label}</th>'
-        + "".join(f"<td>{cell}</td>" for cell in summary_cells(first, last))
-        + "</tr>"
-        for label, first, last in first_and_last(rows)
-    )
     size = window(len(rows))
     steps = "step" if size == 1 else f"{size} steps"
-    return (
-        f'<div class="card scroll"><table><thead><tr><th></th><th scope="col">First {steps}</th>'
-        f'<th scope="col">Last {steps}</th><th scope="col">Difference</th></tr></thead>'
-        f"<tbody>{body}</tbody></table></div>"
+    body = [(label, *summary_cells(first, last)) for label, first, last in first_and_last(rows)]
+    return _table(("", f"First {steps}", f"Last {steps}", "Difference"), body)
+
+
+def _held_out(evaluations: Sequence[Row]) -> str:
+    if not evaluations:
+        return '<p class="note">No held-out question was asked.</p>'
+    body = [
+        (f"After step {row['step']}", str(row["questions"]), *(_value(row.get(key)) for _, key in SUMMARY[1:]))
+        for row in evaluations
+    ]
+    return _table(("", "Questions", *(label for label, _ in SUMMARY[1:])), body)
+
+
+def _table(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    """A table of plain cells; the first of each row is its heading."""
+    top = "".join(f'<th scope="col">{cell}</th>' if cell else "<th></th>" for cell in head)
+    rows = "".join(
+        f'<tr><th scope="row">{label}</th>' + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
+        for label, *cells in body
     )
+    return f'<div class="card scroll"><table><thead><tr>{top}</tr></thead><tbody>{rows}</tbody></table></div>'
 
 
 # ------------------------------------------------------------------------------------------ the trajectories

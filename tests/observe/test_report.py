@@ -60,6 +60,18 @@ def test_all_sections_of_a_whole_run(tmp_path):
     assert "Ilsa Tørnqvist was born in Port Mavra." in page.words and "Brânduşa 山田" in page.text
 
 
+def test_held_out_questions_before_and_after(tmp_path):
+    run = fake_run.write_run(tmp_path, 2)
+    assert "No held-out question was asked." in report(run).words
+    rows = [
+        {"step": step, "questions": 64, "reward/outcome": step / 8, "agent/tool_calls": 4} for step in (0, 2)
+    ]
+    (run / "evaluations.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = report(run).words
+    start = words.index("After step 2")
+    assert words[start : start + 6] == ["After step 2", "64", "0.25", "\N{EN DASH}", "\N{EN DASH}", "4"]
+
+
 def test_nothing_hostile_becomes_markup(tmp_path):
     run = tmp_path / "run <i>&"
     run.mkdir()
