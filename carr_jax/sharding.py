@@ -9,7 +9,8 @@ import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from carr_jax.models.config import ModelConfig
-from carr_jax.models.qwen3 import logical_axes
+from carr_jax.models.qwen3 import logical_axes, param_shapes
+from carr_jax.records import InputError
 
 MESH_AXES = ("data", "fsdp", "tensor")
 
@@ -30,7 +31,7 @@ RULES: Mapping[str, str | tuple[str, ...] | None] = {
 
 
 def make_mesh(shape: tuple[int, int, int], devices: list[jax.Device] | None = None) -> Mesh:
-    """A mesh of `shape` over (data, fsdp, tensor).  Raises ValueError when the devices do not fit.
+    """A mesh of `shape` over (data, fsdp, tensor).  Raises InputError when the devices do not fit.
 
     Axes are Auto: with the default of recent jax (Explicit), an embedding lookup in a sharded table is a type
     error.
@@ -38,7 +39,7 @@ def make_mesh(shape: tuple[int, int, int], devices: list[jax.Device] | None = No
     devices = jax.devices() if devices is None else devices
     wanted = shape[0] * shape[1] * shape[2]
     if wanted > len(devices):
-        raise ValueError(f"mesh {shape} over {MESH_AXES} needs {wanted} devices, have {len(devices)}")
+        raise InputError(f"mesh {shape} over {MESH_AXES} needs {wanted} devices, have {len(devices)}")
     return jax.make_mesh(shape, MESH_AXES, axis_types=(AxisType.Auto,) * 3, devices=devices[:wanted])
 
 
@@ -55,8 +56,21 @@ def mesh_spec(logical: PartitionSpec, rules: Mapping[str, Any] = RULES) -> Parti
 
 
 def param_shardings(config: ModelConfig, mesh: Mesh) -> Any:
-    """The tree of `init_params` with a NamedSharding for each array."""
-    return jax.tree.map(lambda logical: NamedSharding(mesh, mesh_spec(logical)), logical_axes(config))
+    """The tree of `init_params` with a NamedSharding for each array.
+
+    Raises InputError when a dimension cannot be cut into as many equal parts as its mesh axis has devices.
+    """
+
+    def sharding(logical: PartitionSpec, shape: jax.ShapeDtypeStruct) -> NamedSharding:
+        spec = mesh_spec(logical)
+        for name, axis, size in zip(logical, spec, shape.shape, strict=True):
+            if axis is not None and size % mesh.shape[axis]:
+                raise InputError(
+                    f"config.mesh.{axis}={mesh.shape[axis]} does not divide {name}={size} of this model"
+                )
+        return NamedSharding(mesh, spec)
+
+    return jax.tree.map(sharding, logical_axes(config), param_shapes(config))
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:

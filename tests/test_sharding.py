@@ -59,3 +59,8 @@ def test_two_dimensions_on_one_mesh_axis_are_refused():
 def test_too_large_a_mesh_is_one_clear_line():
     with pytest.raises(ValueError, match="needs 1024 devices"):
         make_mesh((4, 16, 16))
+
+
+def test_heads_that_a_mesh_cannot_cut_are_one_clear_line():
+    with pytest.raises(ValueError, match="config.mesh.tensor=4 does not divide kv_heads=2 of this model"):
+        param_shardings(DENSE, make_mesh((1, 1, 4)))
