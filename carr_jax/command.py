@@ -21,12 +21,12 @@ def parse(argv: list[str]) -> tuple[ConfigDict, Path]:
     config_flags.DEFINE_config_file("config", None, "a file in configs/", values, sys_argv=argv)
     flags.DEFINE_string("workdir", None, "run folder", flag_values=values)
     example = f"for example: python {argv[0]} --config=configs/c_grpo_tiny.py --workdir=runs/tiny"
+    files = [a.partition("=")[2] for a in argv if a.startswith("--config=")]
+    if not files:
+        raise InputError(f"no configuration was given; {example}")
+    if not Path(files[-1]).is_file():
+        raise InputError(f"--config={files[-1]}: there is no such file; {example}")
     try:
-        files = [a.partition("=")[2] for a in argv if a.startswith("--config=")]
-        if not files:
-            raise InputError(f"no configuration was given; {example}")
-        if not Path(files[-1]).is_file():
-            raise InputError(f"--config={files[-1]}: there is no such file; {example}")
         rest = values(argv)
     except flags.UnrecognizedFlagError as error:
         raise InputError(f"unknown option --{error.flagname}; {example}") from None

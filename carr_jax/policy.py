@@ -20,8 +20,9 @@ from carr_jax.agent import tokenizer as tokenizers
 from carr_jax.agent.tokenizer import Tokenizer, train_bpe
 from carr_jax.models.config import PRESETS, ModelConfig, from_hf_config
 from carr_jax.models.qwen3 import init_params
+from carr_jax.records import InputError
 from carr_jax.sharding import make_mesh, param_shardings
-from carr_jax.weights import load_params, save_params
+from carr_jax.weights import load_params, save_params, verify
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,12 @@ def load_policy(config: ConfigDict, corpus_texts: list[str]) -> Policy:
 def read_policy(folder: Path, mesh: Mesh | None = None) -> Policy:
     """A policy from its folder, parameters on `mesh` or else as NumPy arrays.
 
-    Raises InputError that names what does not fit.
+    Raises InputError that names what does not fit, or what was changed since the folder was written.
     """
+    if problems := verify(folder):
+        raise InputError(
+            f"{folder}: {'; '.join(problems)}; copy the folder again, or remove its manifest.json to use it so"
+        )
     model = from_hf_config(folder)
     shardings = None if mesh is None else param_shardings(model, mesh)
     return Policy(model, load_params(folder, model, shardings), Tokenizer.load(folder))

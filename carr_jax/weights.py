@@ -284,8 +284,13 @@ def save_params(
 
 
 def verify(folder: Path | str) -> list[str]:
-    """What is wrong with the files of a folder by its manifest, one line each; empty when nothing is."""
+    """What is wrong with the files of a folder by its manifest, one line each; empty when nothing is.
+
+    Reads every file once.  A folder without a manifest (the original of a model) has nothing to compare.
+    """
     folder = Path(folder)
+    if not (folder / MANIFEST).is_file():
+        return []
     wanted: dict[str, str] = json.loads((folder / MANIFEST).read_text())["sha256"]
     problems = []
     for name, checksum in wanted.items():
