@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable
 from pathlib import Path
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from carr_jax.config import preflight
+from carr_jax.config import flatten, preflight, rl, sft
 from carr_jax.records import InputError
 
 
@@ -31,13 +32,24 @@ def parse(argv: list[str]) -> tuple[ConfigDict, Path]:
     except flags.UnrecognizedFlagError as error:
         raise InputError(f"unknown option --{error.flagname}; {example}") from None
     except (KeyError, AttributeError) as error:
-        raise InputError(f"unknown configuration key {_one_line(error)}") from None
+        raise InputError(_unknown_key(argv) or f"unknown configuration key {_one_line(error)}") from None
     except (flags.Error, TypeError, ValueError, SyntaxError) as error:
         raise InputError(_one_line(error)) from None
     if rest[1:]:
         raise InputError(f"unexpected argument {rest[1]!r}; options look like --config.train.steps=10")
     name = Path(config_flags.get_config_filename(values["config"])).stem
     return values.config, Path(values.workdir or f"runs/{name}")
+
+
+def _unknown_key(argv: list[str]) -> str:
+    """What is wrong with the first option that is no field, with the nearest; empty when all are fields."""
+    fields = list({**flatten(rl()), **flatten(sft())})
+    names = [a.removeprefix("--config.").partition("=")[0] for a in argv if a.startswith("--config.")]
+    unknown = next((name for name in names if name not in fields), None)
+    if unknown is None:
+        return ""
+    near = difflib.get_close_matches(unknown, fields, n=1)
+    return f"unknown configuration key config.{unknown}" + (f"; did you mean config.{near[0]}?" if near else "")
 
 
 def _one_line(error: BaseException) -> str:

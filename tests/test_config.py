@@ -40,8 +40,8 @@ def test_overrides_and_default_workdir():
     [
         ([], "no configuration was given"),
         (["--config=nowhere.py"], "nowhere.py: there is no such file"),
-        ([f"--config={TINY}", "--config.learn.lrr=1"], 'Did you mean "lr"'),
-        ([f"--config={TINY}", "--config.lern.lr=1"], 'Did you mean "learn"'),
+        ([f"--config={TINY}", "--config.learn.lrate=1"], "config.learn.lrate; did you mean config.learn.lr?"),
+        ([f"--config={TINY}", "--config.lern.lr=1"], "did you mean config.learn.lr?"),
         ([f"--config={TINY}", "--config.learn.lr=fast"], "fast"),
         ([f"--config={TINY}", "--workdr=x"], "unknown option --workdr"),
         ([f"--config={TINY}", "extra"], "unexpected argument 'extra'"),
