@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -28,7 +29,10 @@ def _shared() -> dict:
             tokenizer="",  # tokenizer folder when `policy` brings none; "" = train one on the pages
             vocab_size=1536,  # size of the tokenizer trained on the pages
             dtype="float32",  # compute type of the trainer: float32 or bfloat16 (parameters are always fp32)
-            remat="none",  # none, or full: recompute each layer in the backward pass
+            remat="none",  # what the backward pass computes again: none, attention (all but attention), full,
+            # offload (as attention, what is kept goes to host memory)
+            attention="blockwise",  # kernel: blockwise (any device), splash (TPU), cudnn (NVIDIA, without pack)
+            experts="tiled",  # grouped matmul of a MoE: tiled (any device), megablox (TPU), tokamax (NVIDIA)
         ),
         data=dict(
             source="world",  # world: generated; files: question and page files in `path`
@@ -70,10 +74,18 @@ def _shared() -> dict:
             clip_norm=1.0,  # global gradient norm
             normalizer="global_tokens",  # denominator of the loss: global_tokens, per_group, per_sequence
             row_length=64_000,  # tokens of one packed row; at least agent.context
-            rows=1,  # rows of one micro-batch (over all data-parallel devices)
-            logprob_chunk=1024,  # tokens whose logits are held at once
+            rows=1,  # rows of one micro-batch over all devices; 0 = one for each data * fsdp * expert shard
+            pack=True,  # several trajectories in a row; False = one, which some attention kernels need
+            logprob_chunk=1024,  # tokens of a device whose logits are held at once
+            moments="float32",  # AdamW's moments: float32, bfloat16 (half the memory), host (in host memory)
         ),
-        mesh=dict(data=1, fsdp=1, tensor=1),  # devices along each mesh axis; their product is used
+        mesh=dict(  # devices along each mesh axis, see sharding.py; -1 = all that the others leave
+            data=1,
+            fsdp=1,
+            expert=1,
+            context=1,
+            tensor=1,
+        ),
         checkpoint=dict(
             every=1,  # optimiser steps between checkpoints; a killed run repeats at most these
             keep=2,  # newest checkpoints kept
@@ -141,7 +153,10 @@ def _locked(tree: Mapping) -> ConfigDict:
 
 _CHOICES = {
     "model.dtype": ("float32", "bfloat16"),
-    "model.remat": ("none", "full"),
+    "model.remat": ("none", "attention", "full", "offload"),
+    "model.attention": ("blockwise", "splash", "cudnn"),
+    "model.experts": ("tiled", "megablox", "tokamax"),
+    "learn.moments": ("float32", "bfloat16", "host"),
     "model.preset": ("tiny", "tiny_moe"),
     "data.source": ("world", "files"),
     "learn.schedule": ("constant", "cosine"),
@@ -155,17 +170,18 @@ _POSITIVE = (
     "model.vocab_size world.entities_per_kind search.max_results search.snippet_chars search.page_chars "
     "search.find_radius search.find_limit agent.context agent.turns agent.tool_calls agent.turn_tokens "
     "rollout.prompts rollout.slots rollout.prefill_rows rollout.prefill_chunk rollout.temperature "
-    "learn.lr learn.clip_norm learn.row_length learn.rows learn.logprob_chunk learn.icepop_low learn.tis_cap "
-    "mesh.data mesh.fsdp mesh.tensor checkpoint.every checkpoint.keep train.trajectories_every "
+    "learn.lr learn.clip_norm learn.row_length learn.logprob_chunk learn.icepop_low learn.tis_cap "
+    "checkpoint.every checkpoint.keep train.trajectories_every "
     "sft.epochs sft.batch sft.pretrain_pages sft.worlds"
 ).split()
 _SHARES = (
     "world.obfuscate world.shortcut reward.alpha learn.eps_low learn.b1 learn.b2 sft.wander "
     "sft.min_outcome sft.min_rubric"
 ).split()
+_AXES = "mesh.data mesh.fsdp mesh.expert mesh.context mesh.tensor".split()
 _NOT_NEGATIVE = (
     "world.distractors world.look_alikes data.train_questions data.held_out_questions learn.weight_decay "
-    "learn.warmup_steps learn.eps_high train.steps sft.pretrain_steps"
+    "learn.rows learn.warmup_steps learn.eps_high train.steps sft.pretrain_steps"
 ).split()
 
 
@@ -181,6 +197,7 @@ def problems(config: ConfigDict) -> list[str]:
         (_POSITIVE, lambda v: v > 0, "must be positive"),
         (_SHARES, lambda v: 0 <= v <= 1, "must lie between 0 and 1"),
         (_NOT_NEGATIVE, lambda v: v >= 0, "must not be negative"),
+        (_AXES, lambda v: v > 0 or v == -1, "must be positive, or -1 for all other devices"),
     ]
     for keys, holds, says in rules:
         found += [f"config.{k}={flat[k]!r} {says}" for k in keys if k in flat and not holds(flat[k])]
@@ -190,7 +207,8 @@ def problems(config: ConfigDict) -> list[str]:
 def _contradictions(flat: Mapping) -> list[str]:
     """Values that are fine alone but not together."""
     hops = flat["world.hops"]
-    parallel = flat["mesh.data"] * flat["mesh.fsdp"]
+    row_shards = math.prod(flat[f"mesh.{axis}"] for axis in ("data", "fsdp", "expert"))
+    context = flat["mesh.context"]
     checks = [
         (
             flat["learn.row_length"] >= flat["agent.context"],
@@ -201,8 +219,16 @@ def _contradictions(flat: Mapping) -> list[str]:
             "config.world.hops must be lengths from 1 to 4, such as (2, 3)",
         ),
         (
-            flat["learn.rows"] % parallel == 0,
-            "config.learn.rows must be a multiple of config.mesh.data * config.mesh.fsdp",
+            row_shards < 0 or flat["learn.rows"] % max(row_shards, 1) == 0,
+            "config.learn.rows must be a multiple of config.mesh.data * fsdp * expert, or 0",
+        ),
+        (
+            context < 2 or flat["learn.row_length"] % (2 * context) == 0,
+            "config.learn.row_length must be a multiple of 2 * config.mesh.context: each row is cut so often",
+        ),
+        (
+            flat["model.attention"] != "cudnn" or not flat["learn.pack"],
+            "config.model.attention=cudnn knows no segments and needs config.learn.pack=False",
         ),
         (
             flat.get("rollout.group_size", 2) >= 2,

@@ -6,16 +6,18 @@ import dataclasses
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from carr_jax.learning.batch import padding_share
 from carr_jax.learning.checkpoint import Checkpoints
 from carr_jax.learning.step import LearnConfig, init_state, make_train_step, place
+from carr_jax.models.compute import Compute
+from carr_jax.models.qwen3 import param_shardings
 from carr_jax.policy import Policy
-from carr_jax.records import TrainBatch
+from carr_jax.records import InputError, TrainBatch
 from carr_jax.run import RunFolder
-from carr_jax.sharding import make_mesh, mesh_spec, param_shardings
+from carr_jax.sharding import make_mesh, row_shards
 
 _WITHOUT_TOKENS = ("learn/tokens", "learn/lr", "learn/skipped", "learn/padding")
 
@@ -24,16 +26,16 @@ class Learner:
     """Owns everything that an optimiser step changes.
 
     `done` is the number of finished steps: 0 for a new run, else where the newest checkpoint stands.  `extra`
-    is what was saved beside it.
+    is what was saved beside it.  `rows` is how many rows a micro-batch has.
     """
 
     def __init__(self, config: ConfigDict, policy: Policy, loss: str, steps: int, run: RunFolder) -> None:
-        learn = learn_config(config, steps)
-        mesh = make_mesh((config.mesh.data, config.mesh.fsdp, config.mesh.tensor))
-        params = jax.device_put(policy.params, param_shardings(policy.model, mesh))
+        self._mesh = make_mesh(config.mesh)
+        self.rows = rows_of(config, self._mesh)
+        learn = learn_config(config, steps, self._mesh)
+        params = jax.device_put(policy.params, param_shardings(policy.model, self._mesh))
         state = init_state(params, learn)
-        self._rows = NamedSharding(mesh, mesh_spec(PartitionSpec(None, "batch")))  # of arrays [M, R, T]
-        self._step = make_train_step(policy.model, learn, loss, state)
+        self._step = make_train_step(policy.model, learn, loss)
         self._checkpoints = Checkpoints(run.checkpoints, config.checkpoint.keep)
         self._every, self._steps = config.checkpoint.every, steps
         self.done = self._checkpoints.latest() or 0
@@ -49,7 +51,7 @@ class Learner:
 
         A batch without a trained token has no loss, entropy and so on: those are None.
         """
-        self.state, metrics = self._step(self.state, place(batch, self._rows))
+        self.state, metrics = self._step(self.state, place(batch, self._mesh))
         self.done += 1
         values = jax.device_get(jax.block_until_ready(metrics))
         row = {k: float(v) for k, v in values.items()} | {"learn/padding": padding_share(batch)}
@@ -63,10 +65,23 @@ class Learner:
             self._checkpoints.save(self.done, self.state, extra)
 
 
-def learn_config(config: ConfigDict, steps: int) -> LearnConfig:
+def learn_config(config: ConfigDict, steps: int, mesh: Mesh) -> LearnConfig:
     """The learner's part of a configuration."""
     names = {f.name for f in dataclasses.fields(LearnConfig)}
     fields = {k: v for k, v in config.learn.items() if k in names}
     if "rollout" in config:
         fields["temperature"] = config.rollout.temperature  # the log-probs of what was really sampled (P15)
-    return LearnConfig(**fields, total_steps=steps, dtype=config.model.dtype, remat=config.model.remat)
+    model = config.model
+    compute = Compute(model.dtype, model.remat, model.attention, model.experts, mesh)
+    return LearnConfig(**fields, total_steps=steps, compute=compute)
+
+
+def rows_of(config: ConfigDict, mesh: Mesh) -> int:
+    """Rows of a micro-batch: `learn.rows`, or one for each part of the mesh that has rows of its own.
+
+    Raises InputError when they cannot be dealt evenly.
+    """
+    shards = row_shards(mesh)
+    if config.learn.rows % shards:
+        raise InputError(f"config.learn.rows={config.learn.rows} cannot be dealt to {shards} parts of the mesh")
+    return config.learn.rows or shards

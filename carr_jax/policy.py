@@ -19,9 +19,9 @@ from ml_collections import ConfigDict
 from carr_jax.agent import tokenizer as tokenizers
 from carr_jax.agent.tokenizer import Tokenizer, train_bpe
 from carr_jax.models.config import PRESETS, ModelConfig, from_hf_config
-from carr_jax.models.qwen3 import init_params
+from carr_jax.models.qwen3 import init_params, param_shardings
 from carr_jax.records import InputError
-from carr_jax.sharding import make_mesh, param_shardings
+from carr_jax.sharding import make_mesh
 from carr_jax.weights import load_params, save_params, verify
 
 
@@ -39,7 +39,7 @@ def load_policy(config: ConfigDict, corpus_texts: list[str]) -> Policy:
 
     A new tokenizer is trained on `corpus_texts` when no folder brings one.
     """
-    mesh = make_mesh((config.mesh.data, config.mesh.fsdp, config.mesh.tensor))
+    mesh = make_mesh(config.mesh)
     if config.model.policy:
         return read_policy(Path(config.model.policy), mesh)
     if config.model.tokenizer:

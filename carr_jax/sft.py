@@ -66,8 +66,8 @@ def finetune(config: ConfigDict, workdir: Path) -> None:
     metrics = MetricsLog(run.metrics)
     metrics.truncate_after(learner.done)
     most = max(
-        most_micro_batches(examples, config.sft.batch, config),
-        most_micro_batches(pages, config.sft.pretrain_pages, config),
+        most_micro_batches(examples, config.sft.batch, config, learner.rows),
+        most_micro_batches(pages, config.sft.pretrain_pages, config, learner.rows),
     )
 
     # ---------------------------------------------------------------------- one optimiser step after another
@@ -77,7 +77,7 @@ def finetune(config: ConfigDict, workdir: Path) -> None:
                 chosen = batch_of(pages, config.seed, step, config.sft.pretrain_pages)
             else:
                 chosen = batch_of(examples, config.seed, step - reading, config.sft.batch)
-            batch = pack(chosen, config.learn.row_length, config.learn.rows, most, config.learn.normalizer)
+            batch = pack(chosen, config.learn.row_length, learner.rows, most, config.learn.normalizer)
             row = {"step": step + 1, **learner.update(batch)}
             metrics.append(row)
             learner.save_when_due({"position": (step + 1) * config.sft.batch})
@@ -152,7 +152,7 @@ def batch_of(examples: Sequence[Example], seed: int, step: int, size: int) -> li
     return [examples[i] for i in order[index * size : (index + 1) * size]]
 
 
-def most_micro_batches(examples: Sequence[Example], size: int, config: ConfigDict) -> int:
+def most_micro_batches(examples: Sequence[Example], size: int, config: ConfigDict, rows: int) -> int:
     """Micro-batches that hold any `size` of the examples: the longest ones, packed."""
     longest = sorted(examples, key=lambda e: -e.ids.size)[:size]
-    return micro_batches_needed(longest, config.learn.row_length, config.learn.rows)
+    return micro_batches_needed(longest, config.learn.row_length, rows)

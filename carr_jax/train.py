@@ -77,7 +77,7 @@ def train(config: ConfigDict, workdir: Path) -> None:
 
             view.phase("train")
             groups = [make_group(config, s) for s in scored]
-            learned = learner.update(make_batch(config, groups))
+            learned = learner.update(make_batch(config, groups, learner.rows))
             clock.lap("train")
             loop.run(engine.update_weights(learner.params, learner.done))
             clock.lap("sync")
@@ -164,7 +164,7 @@ def make_group(config: ConfigDict, scored: Scored) -> Group:
     return Group(scored.question, scored.trajectories, scored.scores, rewards, advantages, trained)
 
 
-def make_batch(config: ConfigDict, groups: Sequence[Group]) -> TrainBatch:
+def make_batch(config: ConfigDict, groups: Sequence[Group], rows: int) -> TrainBatch:
     """All trained trajectories of the step, packed; its shape is the same in every step."""
     learn = config.learn
     examples = [
@@ -175,8 +175,8 @@ def make_batch(config: ConfigDict, groups: Sequence[Group]) -> TrainBatch:
         )
         if trained
     ]
-    most = -(-config.rollout.prompts * config.rollout.group_size // learn.rows)  # one trajectory in each row
-    return pack(examples, learn.row_length, learn.rows, most, learn.normalizer)
+    most = -(-config.rollout.prompts * config.rollout.group_size // rows)  # one trajectory in each row
+    return pack(examples, learn.row_length, rows, most, learn.normalizer)
 
 
 # ---------------------------------------------------------------------------------------------------- watching

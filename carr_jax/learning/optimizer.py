@@ -64,3 +64,22 @@ def adamw(
         optax.clip_by_global_norm(clip_norm),
         optax.adamw(rate, b1=b1, b2=b2, weight_decay=weight_decay, mask=decay_mask, mu_dtype=jnp.float32),
     )
+
+
+def half_moments(tx: optax.GradientTransformation) -> optax.GradientTransformation:
+    """`tx` with its moments stored in bfloat16 and computed with in float32: half the memory of the optimiser.
+
+    A moment is off by up to 0.4 %; the parameters stay exact.
+    """
+
+    def stored(state: Any, dtype: jnp.dtype) -> Any:
+        return optax.tree_utils.tree_map_params(tx, lambda x: x.astype(dtype), state)
+
+    def init(params: Any) -> Any:
+        return stored(tx.init(params), jnp.bfloat16)
+
+    def update(grads: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        updates, state = tx.update(grads, stored(state, jnp.float32), params)
+        return updates, stored(state, jnp.bfloat16)
+
+    return optax.GradientTransformation(init, update)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,13 +12,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import Array, lax
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from carr_jax.learning import losses, optimizer
 from carr_jax.learning.logprobs import token_logprobs
 from carr_jax.models import qwen3
+from carr_jax.models.attention import context_order
+from carr_jax.models.compute import Compute
 from carr_jax.models.config import ModelConfig
 from carr_jax.records import TrainBatch
+from carr_jax.sharding import batch_sharding
 
 Params = Any
 Arrays = dict[str, Array]  # the arrays of a TrainBatch by name
@@ -44,12 +48,13 @@ class LearnConfig:
     tis_cap: float = 2.0
     temperature: float = 1.0
     logprob_chunk: int = 1024
-    dtype: str = "float32"
-    remat: str = "none"
+    moments: str = "float32"
+    compute: Compute = Compute()
 
     def optimizer(self) -> optax.GradientTransformation:
         names = ("lr", "schedule", "warmup_steps", "total_steps", "b1", "b2", "weight_decay", "clip_norm")
-        return optimizer.adamw(**{name: getattr(self, name) for name in names})
+        tx = optimizer.adamw(**{name: getattr(self, name) for name in names})
+        return optimizer.half_moments(tx) if self.moments == "bfloat16" else tx
 
     def learning_rate(self, step: Array) -> Array:
         return optimizer.learning_rate(
@@ -72,7 +77,7 @@ class TrainState:
 
 
 def init_state(params: Params, config: LearnConfig) -> TrainState:
-    """A fresh state.  Moments take the sharding of their parameters, counters stand on all their devices.
+    """A fresh state.  On a mesh, moments take the sharding of their parameters.
 
     Raises ValueError for a parameter that is not fp32: a step of 2e-6 would be lost in bf16.
     """
@@ -80,14 +85,46 @@ def init_state(params: Params, config: LearnConfig) -> TrainState:
         if leaf.dtype != jnp.float32:
             name = jax.tree_util.keystr(path, simple=True, separator="/")
             raise ValueError(f"parameter {name} is {leaf.dtype}: training needs float32 master weights")
-    # A copy, because the step donates its state and the caller may go on using `params`.
-    params = jax.tree.map(jnp.copy, params)
-    state = TrainState(params, config.optimizer().init(params), jnp.zeros((), jnp.int32))
-    some = jax.tree.leaves(params)[0].sharding
-    if not isinstance(some, NamedSharding):
-        return state
-    everywhere = NamedSharding(some.mesh, PartitionSpec())
-    return jax.tree.map(lambda x: x if x.ndim else jax.device_put(x, everywhere), state)
+    shardings = None
+    if config.compute.mesh is not None:
+        shardings = state_shardings(jax.tree.map(lambda x: x.sharding, params), params, config)
+    # The result is a copy, because the step donates its state and the caller may go on using `params`.
+    return jax.jit(lambda p: _new_state(p, config), out_shardings=shardings)(params)
+
+
+def _new_state(params: Params, config: LearnConfig) -> TrainState:
+    return TrainState(params, config.optimizer().init(params), jnp.zeros((), jnp.int32))
+
+
+def state_shardings(shardings: Params, shapes: Params, config: LearnConfig) -> TrainState:
+    """The shardings of a state, from those of its parameters (and their arrays or shapes).
+
+    Moments lie like their parameters, with `moments` "host" in the memory of the host.
+    Counters are everywhere.
+    """
+    mesh = config.compute.mesh
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    if config.moments == "host":
+        beside = jax.tree.map(lambda s: s.with_memory_kind("pinned_host"), shardings)
+    else:
+        beside = shardings
+    tx = config.optimizer()
+    opt_state = optax.tree_utils.tree_map_params(
+        tx,
+        lambda _, sharding: sharding,
+        jax.eval_shape(tx.init, shapes),
+        beside,
+        transform_non_params=lambda _: everywhere,
+    )
+    return TrainState(shardings, opt_state, everywhere)
+
+
+def abstract_state(model: ModelConfig, config: LearnConfig) -> TrainState:
+    """`init_state` as jax.ShapeDtypeStructs on the mesh of `config.compute`; allocates nothing."""
+    shapes = qwen3.param_shapes(model)
+    shardings = state_shardings(qwen3.param_shardings(model, config.compute.mesh), shapes, config)
+    arrays = jax.eval_shape(lambda p: _new_state(p, config), shapes)
+    return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), arrays, shardings)
 
 
 def policy_micro_loss(params: Params, micro: Arrays, model: ModelConfig, config: LearnConfig):
@@ -127,18 +164,14 @@ def sft_micro_loss(params: Params, micro: Arrays, model: ModelConfig, config: Le
 
 
 def _forward(params: Params, micro: Arrays, model: ModelConfig, config: LearnConfig) -> tuple[Array, Array]:
-    """Log-prob and entropy [R, T] of the targets."""
-    hidden = qwen3.hidden_states(
-        params,
-        model,
-        micro["tokens"],
-        micro["positions"],
-        micro["segments"],
-        remat=config.remat,
-        dtype=jnp.dtype(config.dtype),
-    )
+    """Log-prob and entropy [R, T] of the targets, 0 where nothing is trained."""
+    inputs = (micro["tokens"], micro["positions"], micro["segments"])
+    hidden = qwen3.hidden_states(params, model, *inputs, config.compute)
     head = qwen3.head_matrix(params, model)
-    return token_logprobs(hidden, head, micro["targets"], config.temperature, config.logprob_chunk)
+    trained = micro["weights"] != 0
+    return token_logprobs(
+        hidden, head, micro["targets"], trained, config.temperature, config.logprob_chunk, config.compute
+    )
 
 
 def accumulate(
@@ -194,34 +227,69 @@ def step_metrics(loss: Array, norm: Array, good: Array, lr: Array, statistics: l
     return {f"learn/{k}": jnp.asarray(v, jnp.float32) for k, v in metrics.items()}
 
 
-def make_train_step(
-    model: ModelConfig, config: LearnConfig, loss: str, state: TrainState | None = None
-) -> Callable[[TrainState, TrainBatch], tuple[TrainState, Arrays]]:
-    """The compiled step for `loss` "policy" or "sft": (state, batch) -> (state, metrics).
+def train_step(
+    state: TrainState, arrays: Arrays, micro_batches: Array, model: ModelConfig, config: LearnConfig, loss: str
+) -> tuple[TrainState, Arrays]:
+    """(new state, metrics) of one optimiser step for `loss` "policy" or "sft".
 
-    The state passed in is donated and must not be used again.  Give a sharded `state` (or one like it) to
-    pin the new state, and the gradient sums, to its shardings; batch arrays may be on the mesh already.
+    One forward and backward pass over each micro-batch, and nothing else.
     """
     micro_loss = {"policy": policy_micro_loss, "sft": sft_micro_loss}[loss]
-    tx = config.optimizer()
-    shardings = None if state is None else jax.tree.map(lambda x: x.sharding, state)
 
-    def train_step(state: TrainState, arrays: Arrays, micro_batches: Array) -> tuple[TrainState, Arrays]:
-        def loss_fn(params: Params, micro: Arrays):
-            return micro_loss(params, micro, model, config)
+    def loss_fn(params: Params, micro: Arrays):
+        return micro_loss(params, micro, model, config)
 
-        pinned = None if shardings is None else shardings.params
-        grads, loss_sum, statistics = accumulate(loss_fn, state.params, arrays, micro_batches, pinned)
-        lr = config.learning_rate(state.step)
-        state, norm, good = apply_gradients(state, grads, statistics.sums["weight"], tx)
-        return state, step_metrics(loss_sum, norm, good, lr, statistics)
+    mesh = config.compute.mesh
+    pinned = None if mesh is None else qwen3.param_shardings(model, mesh)
+    grads, loss_sum, statistics = accumulate(loss_fn, state.params, arrays, micro_batches, pinned)
+    lr = config.learning_rate(state.step)
+    if config.moments == "host":
+        near = dataclasses.replace(config, moments="float32")
+        state = jax.device_put(state, state_shardings(pinned, state.params, near))
+    state, norm, good = apply_gradients(state, grads, statistics.sums["weight"], config.optimizer())
+    return state, step_metrics(loss_sum, norm, good, lr, statistics)
 
-    compiled = jax.jit(train_step, donate_argnums=0, out_shardings=shardings and (shardings, None))
+
+def compile_step(model: ModelConfig, config: LearnConfig, loss: str) -> jax.stages.Wrapped:
+    """`train_step` jitted: (state, arrays, micro_batches) -> (state, metrics).
+
+    The state is donated.  On a mesh, the new state has the shardings of the old one.
+    """
+    step = functools.partial(train_step, model=model, config=config, loss=loss)
+    shardings = None
+    if config.compute.mesh is not None:
+        shardings = (jax.tree.map(lambda x: x.sharding, abstract_state(model, config)), None)
+    return jax.jit(step, donate_argnums=0, out_shardings=shardings)
+
+
+def make_train_step(
+    model: ModelConfig, config: LearnConfig, loss: str
+) -> Callable[[TrainState, TrainBatch], tuple[TrainState, Arrays]]:
+    """The compiled step as (state, batch) -> (state, metrics); on a mesh the batch must be placed on it.
+
+    The state passed in is donated and must not be used again.
+    """
+    compiled = compile_step(model, config, loss)
 
     def call(state: TrainState, batch: TrainBatch) -> tuple[TrainState, Arrays]:
         return compiled(state, batch_arrays(batch), np.int32(batch.micro_batches))
 
     return call
+
+
+def lower_train_step(
+    model: ModelConfig, config: LearnConfig, loss: str, shape: tuple[int, int, int]
+) -> jax.stages.Lowered:
+    """The step for batches [M, R, T] of `shape`, lowered for the mesh of `config.compute`, without arrays."""
+    sharding = batch_sharding(config.compute.mesh, leading=1)
+    floats = ("weights", "engine_logprobs", "advantages")
+    arrays = {
+        f.name: jax.ShapeDtypeStruct(shape, jnp.float32 if f.name in floats else jnp.int32, sharding=sharding)
+        for f in dataclasses.fields(TrainBatch)
+        if f.name != "micro_batches"
+    }
+    step = compile_step(model, config, loss)
+    return step.lower(abstract_state(model, config), arrays, jax.ShapeDtypeStruct((), jnp.int32))
 
 
 def batch_arrays(batch: TrainBatch) -> Arrays:
@@ -230,7 +298,16 @@ def batch_arrays(batch: TrainBatch) -> Arrays:
     return {name: getattr(batch, name) for name in fields}
 
 
-def place(batch: TrainBatch, sharding: jax.sharding.Sharding) -> TrainBatch:
-    """The batch with its arrays on the mesh; every host passes the same batch."""
-    placed = {k: jax.device_put(v, sharding) for k, v in batch_arrays(batch).items()}
-    return dataclasses.replace(batch, **placed)
+def place(batch: TrainBatch, mesh: Mesh) -> TrainBatch:
+    """The batch with its arrays on the mesh, the tokens of its rows in `context_order`.
+
+    Every host passes the same batch and uploads the parts of its own devices.
+    """
+    sharding = batch_sharding(mesh, leading=1)
+    order = context_order(batch.tokens.shape[2], mesh.shape["context"])
+
+    def put(x: np.ndarray) -> Array:
+        x = x if mesh.shape["context"] == 1 else x[..., order]
+        return jax.make_array_from_callback(x.shape, sharding, lambda where: x[where])
+
+    return dataclasses.replace(batch, **{k: put(v) for k, v in batch_arrays(batch).items()})

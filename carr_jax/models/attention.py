@@ -1,20 +1,132 @@
-"""Grouped-query attention: one function for training (packed rows) and decoding (a cache and a chunk).
+"""Grouped-query attention: over packed rows for training, over a cache and a chunk for decoding.
 
-Dimension letters: B rows, S queries, T cached keys, H query heads, K key heads, G = H / K, D head_dim.
+Dimension letters: B rows, S queries, T keys, H query heads, K key heads, G = H / K, D head_dim.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+
+from carr_jax.models.blockwise import Place, blockwise_attention
+from carr_jax.models.compute import Compute
+from carr_jax.models.splash import splash_attention, splash_kernel, splash_spec
+from carr_jax.sharding import mesh_spec, per_device
 
 # Finite, so that a row of padding without any visible key gives a uniform softmax instead of NaN (P17).
 _HIDDEN = -1e30
-_QUERY_BLOCK = 128
+
+# ------------------------------------------------------------------------------------------- packed rows
+
+
+def context_order(length: int, shards: int) -> np.ndarray:
+    """int32 [length]: index in its row of the token that stands at each place of a row cut into `shards`.
+
+    Zig-zag: part i holds chunks i and 2 * shards - 1 - i of 2 * shards, so that all parts see equally many
+    keys.  With one shard, the identity.  Raises ValueError when the row cannot be cut so.
+    """
+    if shards == 1:
+        return np.arange(length, dtype=np.int32)
+    if length % (2 * shards):
+        raise ValueError(f"rows of {length} tokens cannot be cut into 2 * {shards} equal chunks")
+    chunks = np.arange(length, dtype=np.int32).reshape(2 * shards, -1)
+    return np.stack([chunks[:shards], chunks[: shards - 1 : -1]], axis=1).reshape(-1)
+
+
+def self_attention(
+    q_BxSxHxD: jax.Array,
+    k_BxSxKxD: jax.Array,
+    v_BxSxKxD: jax.Array,
+    segments_BxS: jax.Array,
+    compute: Compute,
+) -> jax.Array:
+    """softmax(q k^T / sqrt(D)) v of packed rows, [B, S, H, D] in q's dtype, softmax in float32.
+
+    A query sees the keys of its own segment up to its own place; segment 0 is padding and is seen by nobody.
+    Rows of padding give finite values without meaning.  On a mesh, each device has its rows, its heads and its
+    part of the sequence (in `context_order`); keys and values are gathered over the context axis, which
+    grouped-query attention keeps small.
+    """
+    kernel = {"blockwise": _blockwise, "splash": _splash, "cudnn": _cudnn}[compute.attention]
+    return kernel(q_BxSxHxD, k_BxSxKxD, v_BxSxKxD, segments_BxS, compute)
+
+
+def _shards(compute: Compute) -> int:
+    return 1 if compute.mesh is None else compute.mesh.shape["context"]
+
+
+def _by_device(function, compute: Compute, extra: Sequence[Any], q, k, v, segments) -> jax.Array:
+    """function(*extra, q, k, v, own segments, segments of the row) on each device, keys in the row's order.
+
+    `extra` are pairs (value, spec) that the kernel needs beside them.
+    """
+    heads, row = mesh_spec(("batch", "sequence", "active_heads", None)), mesh_spec(("batch", "sequence"))
+
+    def local(*args):
+        *others, q, k, v, segments = args
+        k, v, whole_row = (in_row_order(x, compute) for x in (k, v, segments))
+        return function(*others, q, k, v, segments, whole_row)
+
+    specs = (*(spec for _, spec in extra), heads, heads, heads, row)
+    call = per_device(local, compute.mesh, specs, heads)
+    return call(*(value for value, _ in extra), q, k, v, segments)
+
+
+def in_row_order(x: jax.Array, compute: Compute) -> jax.Array:
+    """Inside `per_device`: the whole rows of an array [B, S / shards, ...], undoing `context_order`."""
+    n = _shards(compute)
+    if n == 1:
+        return x
+    parts = jax.lax.all_gather(x, "context")  # [n, B, S / n, ...]
+    low, high = jnp.split(parts, 2, axis=2)
+    chunks = jnp.concatenate([low, high[::-1]])
+    return chunks.swapaxes(0, 1).reshape(x.shape[0], -1, *x.shape[2:])
+
+
+def _blockwise(q, k, v, segments, compute: Compute) -> jax.Array:
+    order = jnp.asarray(context_order(q.shape[1], _shards(compute)))
+
+    def function(order, q, k, v, own, row):
+        return blockwise_attention(q, k, v, Place(order, own), Place(jnp.arange(row.shape[1]), row))
+
+    return _by_device(function, compute, [(order, mesh_spec(("sequence",)))], q, k, v, segments)
+
+
+def _splash(q, k, v, segments, compute: Compute) -> jax.Array:
+    shards = _shards(compute)
+    tensor = 1 if compute.mesh is None else compute.mesh.shape["tensor"]
+    kernel = splash_kernel(
+        context_order(q.shape[1], shards).tobytes(),
+        heads=q.shape[2] // tensor,
+        shards=shards,
+        keep=compute.remat in ("attention", "offload"),
+        interpret=compute.interpret,
+    )
+    extra = [(kernel, splash_spec(kernel, compute.mesh))]
+    return _by_device(splash_attention, compute, extra, q, k, v, segments)
+
+
+def _cudnn(q, k, v, segments, compute: Compute) -> jax.Array:
+    """cuDNN's flash attention knows lengths but no segments: rows must hold one segment each."""
+    if _shards(compute) > 1:
+        raise ValueError("attention=cudnn cannot cut rows over a context axis; use blockwise")
+
+    def function(q, k, v, own, row):
+        lengths = jnp.sum(own != 0, axis=1, dtype=jnp.int32)
+        return jax.nn.dot_product_attention(
+            q, k, v, is_causal=True, implementation="cudnn",
+            query_seq_lengths=lengths, key_value_seq_lengths=lengths,
+        )  # fmt: skip
+
+    return _by_device(function, compute, [], q, k, v, segments)
+
+
+# ------------------------------------------------------------------------------------- a cache and a chunk
 
 
 class Past(NamedTuple):
@@ -29,42 +141,26 @@ class Past(NamedTuple):
     length_B: jax.Array
 
 
-def attention(
+def cached_attention(
     q_BxSxHxD: jax.Array,
     k_BxKxDxS: jax.Array,
     v_BxKxSxD: jax.Array,
     positions_BxS: jax.Array,
     segments_BxS: jax.Array,
-    past: Sequence[Past] = (),
+    past: Sequence[Past],
 ) -> jax.Array:
-    """softmax(q k^T / sqrt(D)) v with a float32 softmax; returns [B, S, H, D] in q's dtype.
+    """Attention of a chunk of tokens to itself (as `self_attention`) and to cached ones; [B, S, H, D].
 
-    A query sees the keys of its own segment at positions up to its own; segment 0 is padding and is seen by
-    nobody.  Within a segment, positions grow with the index.  Every query also sees the first `length_B` keys
-    of each `past`.  Rows of padding give finite values without meaning.
+    Every query sees the first `length_B` keys of each `past`.  Within a segment, positions grow with the index.
     """
-    length = q_BxSxHxD.shape[1]
-    if past or length <= _QUERY_BLOCK:
-        return _attend(q_BxSxHxD, k_BxKxDxS, v_BxKxSxD, visible(positions_BxS, segments_BxS), past)
-    # Keys behind a block of queries are hidden from all of it: they are neither computed nor stored.
-    seen = visible(positions_BxS, segments_BxS)
-    blocks = []
-    for start in range(0, length, _QUERY_BLOCK):
-        end = min(start + _QUERY_BLOCK, length)
-        mask = seen[:, start:end, :end]
-        blocks.append(_attend(q_BxSxHxD[:, start:end], k_BxKxDxS[..., :end], v_BxKxSxD[:, :, :end], mask))
-    return jnp.concatenate(blocks, axis=1)
-
-
-def _attend(q_BxSxHxD, k_BxKxDxT, v_BxKxTxD, mask_BxSxT, past: Sequence[Past] = ()) -> jax.Array:
-    """Attention of a block of queries to the keys of the row, by mask, and to the cached ones."""
     b, s, h, d = q_BxSxHxD.shape
-    kv_heads = k_BxKxDxT.shape[1]
+    kv_heads = k_BxKxDxS.shape[1]
     groups = h // kv_heads
     # [B, K, S * G, D]: the queries that share a key head are one matrix, so that both products are plain
     # batched matmuls over the cache as it lies in memory.
     q = q_BxSxHxD.reshape(b, s, kv_heads, groups, d).swapaxes(1, 2).reshape(b, kv_heads, s * groups, d)
-    blocks = [(_scores(q, k_BxKxDxT, jnp.repeat(mask_BxSxT, groups, axis=1)), v_BxKxTxD)]
+    mask = jnp.repeat(visible(positions_BxS, segments_BxS), groups, axis=1)
+    blocks = [(_scores(q, k_BxKxDxS, mask), v_BxKxSxD)]
     for cached in past:
         real = jnp.arange(cached.k_BxKxDxT.shape[3]) < cached.length_B[:, None]
         blocks.append((_scores(q, cached.k_BxKxDxT, real[:, None, :]), cached.v_BxKxTxD))

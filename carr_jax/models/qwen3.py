@@ -1,8 +1,8 @@
 """The Qwen3 policy, dense and mixture of experts, as pure functions over a plain dict of float32 arrays.
 
 Inside it is Flax Linen (`nn.scan` over layers, `nn.remat`); outside only `init_params`, `hidden_states`,
-`extend`, `head_matrix`, `expert_loads`, `param_shapes` and `logical_axes` are seen.  Parameters of the layers
-are stacked on a leading axis L and cast to the compute dtype inside the scan, one layer at a time.
+`extend`, `head_matrix`, `expert_loads`, `param_shapes` and `param_shardings` are seen.  Parameters of the
+layers are stacked on a leading axis L and cast to the compute dtype inside the scan, one layer at a time.
 
 Dimension letters: B rows, S or C tokens, M (public: D) model width, H query heads, K key heads, D head_dim,
 F width of the MLP, E experts, V vocabulary, T cached tokens.
@@ -17,11 +17,15 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
-from carr_jax.models.attention import Past, attention
+from carr_jax.models.attention import Past, cached_attention, self_attention
+from carr_jax.models.blockwise import KEPT
+from carr_jax.models.compute import Compute
 from carr_jax.models.config import ModelConfig
-from carr_jax.models.moe import expert_load, expert_mlp, route
+from carr_jax.models.moe import Experts, expert_load, expert_mlp, route
 from carr_jax.models.rope import rotary_phases, rotate
+from carr_jax.sharding import SHARED, constrain, gather, mesh_spec, per_device, tree_shardings, used_axes
 
 Params = dict[str, Any]
 
@@ -47,16 +51,22 @@ class _Norm(nn.Module):
 
 
 class _Matrices(nn.Module):
-    """Shared by the blocks below: a float32 parameter with logical axes, cast to the compute dtype."""
+    """Shared by the blocks below: a float32 parameter with logical axes, cast to the compute dtype.
+
+    The cast comes before anything is gathered, so that the parameters travel in the compute dtype.
+    """
 
     config: ModelConfig
-    dtype: jnp.dtype
+    compute: Compute
 
-    def matrix(self, name: str, axes: tuple[str, ...], shape: tuple[int, ...], fan_in: tuple[int, ...]):
+    def matrix(
+        self, name: str, axes: tuple[str, ...], shape: tuple[int, ...], inputs: tuple[int, ...], dtype=None
+    ):
         batch = (0,) if axes[0] == "experts" else ()
-        out = tuple(i for i in range(len(shape)) if i not in fan_in + batch)
-        init = nn.initializers.lecun_normal(in_axis=fan_in, out_axis=out, batch_axis=batch)
-        return self.param(name, nn.with_logical_partitioning(init, axes), shape, jnp.float32)
+        out = tuple(i for i in range(len(shape)) if i not in inputs + batch)
+        init = nn.initializers.lecun_normal(in_axis=inputs, out_axis=out, batch_axis=batch)
+        w = self.param(name, nn.with_logical_partitioning(init, axes), shape, jnp.float32)
+        return w.astype(dtype or self.compute.dtype)
 
 
 class _Attention(_Matrices):
@@ -69,16 +79,20 @@ class _Attention(_Matrices):
         phases = rotary_phases(positions_BxS, c.head_dim, c.rope_theta)
         q = rotate(_Norm(c.rms_eps, "head_dim", name="q_norm")(q), phases)
         k = rotate(_Norm(c.rms_eps, "head_dim", name="k_norm")(k), phases)
-        k, v = k.transpose(0, 2, 3, 1), v.swapaxes(1, 2)  # [B, K, D, S] and [B, K, S, D], as in the cache
-        out = attention(q, k, v, positions_BxS, segments_BxS, past)
+        if past:
+            k, v = k.transpose(0, 2, 3, 1), v.swapaxes(1, 2)  # [B, K, D, S] and [B, K, S, D], as in the cache
+            out = cached_attention(q, k, v, positions_BxS, segments_BxS, past)
+        else:
+            out = self_attention(q, k, v, segments_BxS, self.compute)
         axes = ("heads", "head_dim", "embed")
         o = self.matrix("o", axes, (c.num_heads, c.head_dim, c.d_model), (0, 1))
-        return jnp.einsum("bshd,hdm->bsm", out, o.astype(self.dtype)), (k, v)
+        return jnp.einsum("bshd,hdm->bsm", out, o), (k, v)
 
     def _project(self, x_BxSxM, name: str, axis: str, heads: int):
         c = self.config
         w = self.matrix(name, ("embed", axis, "head_dim"), (c.d_model, heads, c.head_dim), (0,))
-        return jnp.einsum("bsm,mhd->bshd", x_BxSxM, w.astype(self.dtype))
+        y = jnp.einsum("bsm,mhd->bshd", x_BxSxM, w)
+        return constrain(y, self.compute.mesh, "batch", "sequence", "active_heads", None)
 
 
 class _Mlp(_Matrices):
@@ -87,51 +101,52 @@ class _Mlp(_Matrices):
         c = self.config
         gate, up = (self.matrix(n, ("embed", "mlp"), (c.d_model, c.d_ff), (0,)) for n in ("gate", "up"))
         down = self.matrix("down", ("mlp", "embed"), (c.d_ff, c.d_model), (0,))
-        inner = nn.silu(x_BxSxM @ gate.astype(self.dtype)) * (x_BxSxM @ up.astype(self.dtype))
-        return inner @ down.astype(self.dtype)
+        inner = nn.silu(x_BxSxM @ gate) * (x_BxSxM @ up)
+        return constrain(inner, self.compute.mesh, "batch", "sequence", "active_mlp") @ down
 
 
-class _Experts(_Matrices):
+class _Moe(_Matrices):
     @nn.compact
-    def __call__(self, x_BxSxM, segments_BxS):
+    def __call__(self, x_BxSxM, segments_BxS, replay_BxSxk):
         c = self.config
         wide, narrow = (c.num_experts, c.d_model, c.d_ff_expert), (c.num_experts, c.d_ff_expert, c.d_model)
-        router = self.matrix("router", ("embed", "router"), (c.d_model, c.num_experts), (0,))
-        axes = ("experts", "embed", "mlp_expert")
-        gate, up = (self.matrix(n, axes, wide, (1,)).astype(self.dtype) for n in ("gate", "up"))
-        down = self.matrix("down", ("experts", "mlp_expert", "embed"), narrow, (1,)).astype(self.dtype)
-        x = x_BxSxM.reshape(-1, c.d_model)
-        experts, weights = route(x, router, c.experts_per_token, c.norm_topk_prob)
-        self.sow("stats", "load", expert_load(experts, segments_BxS.reshape(-1) != 0, c.num_experts))
-        return expert_mlp(x, experts, weights, gate, up, down).reshape(x_BxSxM.shape)
+        axes = ("embed", "router")
+        router = self.matrix("router", axes, (c.d_model, c.num_experts), (0,), jnp.float32)
+        axes = ("experts", "embed_expert", "mlp_expert")
+        gate, up = (self.matrix(n, axes, wide, (1,)) for n in ("gate", "up"))
+        down = self.matrix("down", ("experts", "mlp_expert", "embed_expert"), narrow, (1,))
+        experts, weights = route(x_BxSxM, router, c.experts_per_token, c.norm_topk_prob, replay_BxSxk)
+        self.sow("stats", "load", expert_load(experts, segments_BxS != 0, c.num_experts))
+        return expert_mlp(x_BxSxM, experts, weights, Experts(gate, up, down), self.compute)
 
 
 class _Layer(nn.Module):
     config: ModelConfig
-    dtype: jnp.dtype
+    compute: Compute
 
     @nn.compact
-    def __call__(self, x_BxSxM, past, positions_BxS, segments_BxS):
-        c = self.config
+    def __call__(self, x_BxSxM, replay_BxSxk, past, positions_BxS, segments_BxS):
+        c, mesh = self.config, self.compute.mesh
         normed = _Norm(c.rms_eps, "embed", name="attention_norm")(x_BxSxM)
-        attended, kv = _Attention(c, self.dtype, name="attention")(normed, positions_BxS, segments_BxS, past)
-        x = x_BxSxM + attended
+        attention = _Attention(c, self.compute, name="attention")
+        attended, kv = attention(normed, positions_BxS, segments_BxS, past)
+        x = constrain(x_BxSxM + attended, mesh, "batch", "sequence", "residual")
         normed = _Norm(c.rms_eps, "embed", name="mlp_norm")(x)
         if c.is_moe:
-            x = x + _Experts(c, self.dtype, name="moe")(normed, segments_BxS)
+            x = x + _Moe(c, self.compute, name="moe")(normed, segments_BxS, replay_BxSxk)
         else:
-            x = x + _Mlp(c, self.dtype, name="mlp")(normed)
+            x = x + _Mlp(c, self.compute, name="mlp")(normed)
+        x = constrain(x, mesh, "batch", "sequence", "residual")
         return x, kv if past else None  # training must not stack the keys of all layers
 
 
 class _Qwen3(nn.Module):
     config: ModelConfig
-    dtype: jnp.dtype
-    remat: str
+    compute: Compute
 
     @nn.compact
-    def __call__(self, tokens_BxS, positions_BxS, segments_BxS):
-        c = self.config
+    def __call__(self, tokens_BxS, positions_BxS, segments_BxS, replay_LxBxSxk=None):
+        c, mesh = self.config, self.compute.mesh
         embedding = self.param(
             "embedding",
             nn.with_logical_partitioning(_EMBEDDING, ("vocab", "embed")),
@@ -142,18 +157,61 @@ class _Qwen3(nn.Module):
             init = nn.with_logical_partitioning(_MATRIX, ("embed", "vocab"))
             self.param("head", init, (c.d_model, c.vocab_size), jnp.float32)
         layers = nn.scan(
-            _REMAT[self.remat],
+            _recomputed(self.compute.remat),
             variable_axes={"params": 0, "stats": 0},
             split_rngs={"params": True},
-            in_axes=(nn.broadcast, nn.broadcast, nn.broadcast),
+            in_axes=(0, nn.broadcast, nn.broadcast, nn.broadcast),
             length=c.num_layers,
             metadata_params={nn.PARTITION_NAME: "layers"},
-        )(c, self.dtype, name="layers")
-        x, _ = layers(embedding[tokens_BxS].astype(self.dtype), (), positions_BxS, segments_BxS)
+        )(c, self.compute, name="layers")
+        x = embed(embedding, tokens_BxS, self.compute)
+        x = constrain(x, mesh, "batch", "sequence", "residual")
+        x, _ = layers(x, replay_LxBxSxk, (), positions_BxS, segments_BxS)
         return _Norm(c.rms_eps, "embed", name="final_norm")(x)
 
 
-_REMAT = {"none": _Layer, "full": nn.remat(_Layer, prevent_cse=False)}
+def embed(embedding_VxM: jax.Array, tokens_BxS: jax.Array, compute: Compute) -> jax.Array:
+    """Rows of the embedding, [B, S, M] in the compute dtype.
+
+    On a mesh, the devices that share the table's columns look up each other's tokens in their own columns, and
+    exchange the results: activations travel, the table does not.
+    """
+    mesh, dtype = compute.mesh, jnp.dtype(compute.dtype)
+    columns, vocabulary = used_axes(mesh, SHARED), used_axes(mesh, ("tensor",))
+
+    def local(table, tokens):
+        shape = tokens.shape
+        tokens = gather(tokens[None], mesh, SHARED, 0)  # [devices, B, S]
+        if vocabulary:
+            tokens = tokens - jax.lax.axis_index(vocabulary[0]) * table.shape[0]
+        mine = (tokens >= 0) & (tokens < table.shape[0])
+        x = jnp.where(mine[..., None], table[jnp.where(mine, tokens, 0)], 0).astype(dtype)
+        if columns:
+            x = jax.lax.all_to_all(x, columns, split_axis=0, concat_axis=3, tiled=True)
+        return (jax.lax.psum(x, vocabulary) if vocabulary else x).reshape(*shape, -1)
+
+    specs = (mesh_spec(("vocab", "embed")), mesh_spec(("batch", "sequence")))
+    call = per_device(local, mesh, specs, mesh_spec(("batch", "sequence", None)))
+    return call(embedding_VxM, tokens_BxS)
+
+
+def _recomputed(remat: str):
+    """The layer, keeping for the backward pass what the policy of `Compute.remat` says."""
+    policies = jax.checkpoint_policies
+    if remat == "none":
+        return _Layer
+    if remat == "full":
+        policy = policies.nothing_saveable
+    elif remat == "attention":
+        policy = policies.save_only_these_names(KEPT)
+    else:
+        policy = policies.save_and_offload_only_these_names(
+            names_which_can_be_saved=[],
+            names_which_can_be_offloaded=[KEPT],
+            offload_src="device",
+            offload_dst="pinned_host",
+        )
+    return nn.remat(_Layer, prevent_cse=False, policy=policy)
 
 
 @functools.partial(jax.jit, static_argnames="config")
@@ -173,23 +231,31 @@ def logical_axes(config: ModelConfig) -> Params:
     return nn.get_partition_spec(boxed)
 
 
+def param_shardings(config: ModelConfig, mesh: Mesh) -> Params:
+    """The tree of `init_params` with a NamedSharding for each array.
+
+    Raises InputError when a dimension cannot be cut into as many equal parts as its mesh axes have devices.
+    """
+    return tree_shardings(logical_axes(config), param_shapes(config), mesh)
+
+
 def hidden_states(
     params: Params,
     config: ModelConfig,
     tokens_BxS: jax.Array,
     positions_BxS: jax.Array,
     segments_BxS: jax.Array,
-    *,
-    remat: str = "none",
-    dtype: jnp.dtype = jnp.float32,
+    compute: Compute = Compute(),
+    replay_LxBxSxk: jax.Array | None = None,
 ) -> jax.Array:
-    """Final-normed hidden states [B, S, D] in `dtype` of packed rows (int32 inputs).
+    """Final-normed hidden states [B, S, D] in the compute dtype of packed rows (int32 inputs).
 
-    Tokens see earlier positions of their own segment; segment 0 is padding and its output has no meaning.
-    `remat` "full" keeps only the residual stream of each layer for the backward pass and recomputes the rest.
+    Tokens see earlier tokens of their own segment; segment 0 is padding and its output has no meaning.  Within
+    a row, segments follow each other.  `replay_LxBxSxk` (int32) gives the experts that the engine's router
+    chose, see `moe.route`.
     """
-    model = _Qwen3(config, jnp.dtype(dtype), remat)
-    return model.apply({"params": params}, tokens_BxS, positions_BxS, segments_BxS)
+    model = _Qwen3(config, compute)
+    return model.apply({"params": params}, tokens_BxS, positions_BxS, segments_BxS, replay_LxBxSxk)
 
 
 def expert_loads(
@@ -200,9 +266,8 @@ def expert_loads(
     segments_BxS: jax.Array,
 ) -> jax.Array:
     """Share of the routed pairs of real tokens that each expert receives, float32 [L, E]."""
-    model = _Qwen3(config, jnp.dtype(jnp.float32), "none")
     inputs = (tokens_BxS, positions_BxS, segments_BxS)
-    _, collected = model.apply({"params": params}, *inputs, mutable=["stats"])
+    _, collected = _Qwen3(config, Compute()).apply({"params": params}, *inputs, mutable=["stats"])
     return collected["stats"]["layers"]["moe"]["load"][0]
 
 
@@ -224,10 +289,10 @@ def extend(
     copy every layer's cache at every step.
     """
     x, new = params["embedding"][tokens_BxC].astype(dtype), []
+    layer = _Layer(config, Compute(dtype=jnp.dtype(dtype).name))
     for i, blocks in enumerate(past):
         weights = {"params": jax.tree.map(lambda w, i=i: w[i], params["layers"])}
-        segments = valid_BxC.astype(jnp.int32)
-        x, kv = _Layer(config, jnp.dtype(dtype)).apply(weights, x, blocks, positions_BxC, segments)
+        x, kv = layer.apply(weights, x, None, blocks, positions_BxC, valid_BxC.astype(jnp.int32))
         new.append(kv)
     return rms_norm(x, params["final_norm"]["scale"], config.rms_eps), new
 
@@ -239,4 +304,4 @@ def head_matrix(params: Params, config: ModelConfig) -> jax.Array:
 
 def _init(config: ModelConfig, key: jax.Array) -> Params:
     one = jnp.ones((1, 1), jnp.int32)
-    return _Qwen3(config, jnp.dtype(jnp.float32), "none").init(key, one, one, one)["params"]
+    return _Qwen3(config, Compute()).init(key, one, one, one)["params"]

@@ -1,12 +1,21 @@
 """P15, P16, P18 and the equality of chunked and full log-probs, gradients included."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from carr_jax.learning import batch, losses
-from carr_jax.learning.logprobs import token_logprobs
+from carr_jax.learning import batch, logprobs, losses
+from carr_jax.models.compute import Compute
+from carr_jax.sharding import make_mesh
+
+
+def token_logprobs(hidden, head, targets, temperature, chunk, mask=None, compute=Compute()):
+    """All positions masked in, unless said otherwise."""
+    mask = jnp.ones(targets.shape, bool) if mask is None else mask
+    return logprobs.token_logprobs(hidden, head, targets, mask, temperature, chunk, compute)
 
 
 def oracle(hidden, head, targets, temperature):
@@ -66,16 +75,52 @@ def test_chunked_gradient_equals_full():
         np.testing.assert_allclose(got, want, atol=1e-5)
 
 
+@pytest.mark.parametrize("masked", [0, 1, 5, 14])
+def test_only_masked_in_positions_count(masked):
+    """0 elsewhere, no gradient from there, and only as many chunks as the mask needs."""
+    hidden, head, targets = example()
+    mask = np.zeros(14, bool)
+    mask[np.random.default_rng(0).permutation(14)[:masked]] = True
+    mask = mask.reshape(2, 7)
+    logp, entropy = token_logprobs(hidden, head, targets, 0.7, 3, mask)
+    want = oracle(hidden, head, targets, 0.7)
+    np.testing.assert_allclose(logp, np.where(mask, want[0], 0), atol=1e-5)
+    np.testing.assert_allclose(entropy, np.where(mask, want[1], 0), atol=1e-5)
+    grad = jax.grad(lambda h: token_logprobs(h, head, targets, 0.7, 3, mask)[0].sum())(hidden)
+    assert (np.abs(grad).max(-1) > 0).tolist() == mask.tolist()
+    assert int(logprobs._plan(jnp.asarray(mask.reshape(-1)), 3).chunks) == -(-masked // 3)
+
+
+@pytest.mark.parametrize(
+    "sizes", [dict(fsdp=4), dict(fsdp=2, context=2), dict(tensor=4), dict(expert=2, tensor=2)]
+)
+def test_four_devices_equal_one(sizes):
+    """Rows, sequence, the head's width and its vocabulary cut over the mesh; values and gradients."""
+    mesh = make_mesh(dict.fromkeys(("data", "fsdp", "expert", "context", "tensor"), 1) | sizes)
+    hidden, head, targets = example(batch=4, length=8, width=8, vocab=12)
+    mask = jax.random.bernoulli(jax.random.key(4), 0.6, targets.shape)
+    weights = jax.random.normal(jax.random.key(1), targets.shape)
+
+    def loss(hidden, head, compute):
+        logp, entropy = token_logprobs(hidden, head, targets, 0.7, 3, mask, compute)
+        return jnp.sum(weights * logp), (logp, entropy)
+
+    run = jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True), static_argnums=2)
+    want = run(hidden, head, Compute())
+    got = jax.block_until_ready(run(hidden, head, Compute(mesh=mesh)))
+    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-5), got, want)
+
+
 def test_full_logits_are_never_held():
-    """No value of the compiled forward and backward pass is as large as all logits."""
+    """No value of the forward and backward program is as large as all logits."""
     hidden, head, targets = example(batch=1, length=64, width=4, vocab=50)
 
     def f(hidden, head):
         return token_logprobs(hidden, head, targets, 1.0, 8)[0].sum()
 
     jaxpr = str(jax.make_jaxpr(jax.grad(f, (0, 1)))(hidden, head))
-    assert "[1,8,50]" in jaxpr  # the logits of one chunk are there,
-    assert "[1,64,50]" not in jaxpr and "[8,1,8,50]" not in jaxpr  # but not those of all chunks
+    assert "[8,50]" in jaxpr  # the logits of one chunk are there,
+    assert "[64,50]" not in jaxpr and "64,50]" not in jaxpr  # but not those of all chunks
 
 
 def test_logits_are_fp32_for_bf16_hidden_states():  # P16

@@ -163,7 +163,9 @@ def test_engine_and_trainer_agree_on_whole_trajectories(first_groups):
         segments = (np.arange(ROW) < n).astype(np.int32)[None]
         hidden = hidden_states(policy.params, policy.model, ids, np.arange(ROW)[None], segments)
         targets = np.roll(ids, -1, axis=1)
-        logprobs, _ = token_logprobs(hidden, head_matrix(policy.params, policy.model), targets, 1.0, ROW)
+        logprobs, _ = token_logprobs(
+            hidden, head_matrix(policy.params, policy.model), targets, np.ones_like(targets, bool), 1.0, ROW
+        )
         sampled = np.flatnonzero(trajectory.mask)
         differences.append(np.abs(np.asarray(logprobs)[0, sampled - 1] - trajectory.logprobs[sampled]))
     difference = np.concatenate(differences)

@@ -1,8 +1,16 @@
+"""Attention over packed rows (every kernel by the same test) and over a cache, against plain loops."""
+
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
-from carr_jax.models.attention import Past, attention
+from carr_jax.models.attention import Past, cached_attention, context_order, self_attention
+from carr_jax.models.blockwise import Place, blockwise_attention, visible_blocks
+from carr_jax.models.compute import Compute
+from carr_jax.sharding import make_mesh
 
 
 def draw(seed, *shape):
@@ -26,28 +34,196 @@ def reference(q, k, v, positions, segments):
     return out
 
 
+# ------------------------------------------------------------------------------------------- packed rows
+
+
+def packed_row(lengths, length):
+    """segments [1, length] and positions: the given segments one after the other, then padding."""
+    segments, positions = np.zeros((1, length), np.int32), np.zeros((1, length), np.int32)
+    start = 0
+    for i, n in enumerate(lengths, start=1):
+        segments[0, start : start + n], positions[0, start : start + n] = i, np.arange(n)
+        start += n
+    return segments, positions
+
+
+def mesh_of(**sizes):
+    return make_mesh(dict.fromkeys(("data", "fsdp", "expert", "context", "tensor"), 1) | sizes)
+
+
+def dense(q, k, v, segments):
+    """All pairs at once, in jax so that it has gradients."""
+    groups = q.shape[2] // k.shape[2]
+    k, v = jnp.repeat(k, groups, axis=2), jnp.repeat(v, groups, axis=2)
+    scores = jnp.einsum("bshd,bthd->bhst", q, k, precision="highest") / np.sqrt(q.shape[-1])
+    index = np.arange(q.shape[1])
+    seen = (index[:, None] >= index) & (segments[:, :, None] == segments[:, None, :])
+    weights = jax.nn.softmax(jnp.where(seen[:, None], scores, -1e30), axis=-1)
+    return jnp.einsum("bhst,bthd->bshd", weights, v, precision="highest")
+
+
+# One row each: lengths of its segments and of the row.
+ROWS = {
+    "one segment": ([256], 256),
+    "packed": ([100, 3, 120], 256),
+    "mostly padding": ([17], 256),
+    "long": ([700, 300, 1], 1024),
+}
+KERNELS = {
+    "blockwise": dict(compute=Compute(), sizes={}),
+    "blockwise, 4 contexts": dict(compute=Compute(), sizes=dict(context=4)),
+    "blockwise, context and heads": dict(compute=Compute(), sizes=dict(context=2, tensor=2)),
+    "splash": dict(compute=Compute(attention="splash", interpret=True), sizes={}),
+    "splash, 2 contexts": dict(compute=Compute(attention="splash", interpret=True), sizes=dict(context=2)),
+}
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("row", ROWS)
+def test_every_kernel_equals_dense_attention(kernel, row):
+    """Values and gradients, with packing, padding, grouped heads and rows of many blocks."""
+    compute, sizes = KERNELS[kernel]["compute"], KERNELS[kernel]["sizes"]
+    splash = compute.attention == "splash"
+    if splash and row != "packed":
+        pytest.skip("the interpreter of the TPU kernel is slow: one row is enough")
+    lengths, length = ROWS[row]
+    head_dim = 128 if splash else 8
+    segments, _ = packed_row(lengths, length)
+    q, k, v = draw(0, 1, length, 4, head_dim), draw(1, 1, length, 2, head_dim), draw(2, 1, length, 2, head_dim)
+    weight = draw(3, *q.shape) * (segments != 0)[..., None, None]
+    mesh = mesh_of(**sizes)
+    order = context_order(length, mesh.shape["context"])
+    compute = Compute(attention=compute.attention, interpret=compute.interpret, mesh=mesh)
+
+    def loss(attend, q, k, v):
+        out = attend(q, k, v)
+        return jnp.sum(weight * out), out
+
+    def cut(q, k, v):
+        out = self_attention(q[:, order], k[:, order], v[:, order], segments[:, order], compute)
+        return jnp.zeros_like(out).at[:, order].set(out)
+
+    def both(attend):
+        step = jax.jit(jax.value_and_grad(functools.partial(loss, attend), (0, 1, 2), has_aux=True))
+        return jax.block_until_ready(step(q, k, v))
+
+    (_, got), got_grads = both(cut)
+    (_, want), want_grads = both(lambda q, k, v: dense(q, k, v, segments))
+    real = segments[0] != 0
+    assert np.isfinite(got).all()
+    np.testing.assert_allclose(got[:, real], want[:, real], atol=2e-5)
+    for a, b in zip(got_grads, want_grads, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-4)
+
+
+def test_dense_oracle_matches_loops():
+    segments, positions = packed_row([3, 2], 7)
+    q, k, v = draw(0, 1, 7, 4, 8), draw(1, 1, 7, 2, 8), draw(2, 1, 7, 2, 8)
+    want = reference(q, k, v, positions, segments)
+    np.testing.assert_allclose(dense(q, k, v, segments)[:, :5], want[:, :5], atol=2e-6)
+
+
+@pytest.mark.parametrize("length", [1, 7, 130, 300])
+def test_rows_that_are_no_multiple_of_a_block(length):
+    segments, positions = packed_row([length], length)
+    q, k, v = draw(10, 1, length, 2, 4), draw(11, 1, length, 1, 4), draw(12, 1, length, 1, 4)
+    out = self_attention(q, k, v, segments, Compute())
+    np.testing.assert_allclose(out, reference(q, k, v, positions, segments), atol=2e-6)
+
+
+def test_padding_gets_zeros_and_no_gradient():
+    segments, _ = packed_row([2], 4)
+    q, k, v = draw(7, 1, 4, 2, 4), draw(8, 1, 4, 1, 4), draw(9, 1, 4, 1, 4)
+
+    def loss(k):
+        return jnp.sum(self_attention(q, k, v, segments, Compute()) ** 2)
+
+    grad = np.asarray(jax.grad(loss)(jnp.asarray(k)))
+    assert np.isfinite(grad).all() and np.abs(grad[:, :2]).max() > 0
+    assert (grad[:, 2:] == 0).all()
+    assert (np.asarray(self_attention(q, k, v, segments, Compute()))[:, 2:] == 0).all()
+
+
+def test_hidden_blocks_are_never_touched():
+    """Keys of blocks that no query of the other blocks may see are NaN: one touch would show."""
+    segments, _ = packed_row([64, 64, 64], 256)
+    row = Place(jnp.arange(256), jnp.asarray(segments))
+    q, k, v = draw(0, 1, 256, 2, 4), draw(1, 1, 256, 1, 4), draw(2, 1, 256, 1, 4)
+    k[:, 64:128] = np.nan
+    out = np.asarray(blockwise_attention(q, k, v, row, row, block=64))
+    assert np.isfinite(out[:, :64]).all() and np.isfinite(out[:, 128:]).all()
+    assert np.isnan(out[:, 64:128]).all()
+
+
+def test_work_is_that_of_the_visible_blocks():
+    """One segment: the lower triangle.  Four packed ones: four small triangles, not one large."""
+
+    def count(lengths):
+        segments, _ = packed_row(lengths, 512)
+        cut = Place(jnp.arange(512).reshape(8, 64), jnp.asarray(segments).reshape(8, 1, 64))
+        return int(visible_blocks(cut, cut).sum())
+
+    assert count([512]) == 8 * 9 // 2
+    assert count([128] * 4) == 4 * 3
+    assert count([100]) == 3
+
+
+def test_context_shards_do_equal_work():
+    for shards in (2, 4):
+        order = context_order(1024, shards).reshape(shards, -1)
+        segments = jnp.ones((1, 1024), jnp.int32)
+        keys = Place(jnp.arange(1024).reshape(16, 64), segments.reshape(16, 1, 64))
+        work = [
+            int(
+                visible_blocks(
+                    Place(jnp.asarray(part.reshape(-1, 64)), jnp.ones((part.size // 64, 1, 64))), keys
+                ).sum()
+            )
+            for part in order
+        ]
+        assert len(set(work)) == 1
+
+
+def test_context_order_is_a_permutation_and_refuses_odd_rows():
+    assert context_order(8, 1).tolist() == list(range(8))
+    assert context_order(8, 2).tolist() == [0, 1, 6, 7, 2, 3, 4, 5]
+    assert sorted(context_order(48, 4)) == list(range(48))
+    with pytest.raises(ValueError, match="rows of 12 tokens"):
+        context_order(12, 4)
+
+
+def test_cudnn_refuses_what_it_cannot_do():
+    q = jnp.zeros((1, 8, 2, 64), jnp.bfloat16)
+    with pytest.raises(ValueError, match="context axis"):
+        self_attention(q, q, q, jnp.ones((1, 8), int), Compute(attention="cudnn", mesh=mesh_of(context=2)))
+    with pytest.raises(Exception, match="cuDNN"):  # there is none on a CPU
+        jax.jit(lambda q: self_attention(q, q, q, jnp.ones((1, 8), int), Compute(attention="cudnn")))(q)
+
+
+def test_softmax_is_float32_for_bfloat16_inputs():
+    # 300 equal keys: the weights 1/300 sum to 1 only when the normaliser is not kept in bfloat16.
+    q, k = jnp.zeros((1, 300, 1, 4), jnp.bfloat16), jnp.zeros((1, 300, 1, 4), jnp.bfloat16)
+    out = self_attention(q, k, jnp.ones_like(k), jnp.ones((1, 300), int), Compute())
+    assert out.dtype == jnp.bfloat16
+    np.testing.assert_allclose(np.asarray(out, np.float32), 1.0, atol=4e-3)
+
+
+# ------------------------------------------------------------------------------------- a cache and a chunk
+
+
 @jax.jit
 def run(q, k, v, positions, segments, past=()):
-    return attention(q, k.transpose(0, 2, 3, 1), v.transpose(0, 2, 1, 3), positions, segments, past)
+    return cached_attention(q, k.transpose(0, 2, 3, 1), v.transpose(0, 2, 1, 3), positions, segments, past)
 
 
 def test_grouped_heads_packed_segments_and_padding_match_loops():
     q, k, v = draw(0, 2, 7, 4, 8), draw(1, 2, 7, 2, 8), draw(2, 2, 7, 2, 8)
     segments = np.array([[1, 1, 1, 2, 2, 0, 0], [0, 0, 1, 1, 1, 1, 1]])
     positions = np.array([[0, 1, 2, 0, 1, 0, 0], [0, 0, 0, 1, 2, 3, 4]])
-    out = np.asarray(run(q, k, v, positions, segments))
-    real = segments != 0
-    np.testing.assert_allclose(out[real], reference(q, k, v, positions, segments)[real], atol=2e-6)
-    assert np.isfinite(out).all()
-
-
-def test_long_rows_go_by_blocks_of_queries_with_the_same_result():
-    length = 300  # more than two blocks, the last one short
-    q, k, v = draw(10, 1, length, 2, 4), draw(11, 1, length, 1, 4), draw(12, 1, length, 1, 4)
-    segments = np.repeat([1, 2, 0], [170, 100, 30])[None]
-    positions = np.concatenate([np.arange(170), np.arange(100), np.zeros(30, int)])[None]
-    out = np.asarray(run(q, k, v, positions, segments))
-    np.testing.assert_allclose(out[:, :270], reference(q, k, v, positions, segments)[:, :270], atol=2e-6)
+    real, want = segments != 0, reference(q, k, v, positions, segments)
+    for out in (run(q, k, v, positions, segments), self_attention(q, k, v, segments, Compute())):
+        np.testing.assert_allclose(np.asarray(out)[real], want[real], atol=2e-6)
+        assert np.isfinite(out).all()
 
 
 def test_a_cached_prefix_gives_what_the_whole_row_gives():
@@ -65,24 +241,3 @@ def test_a_cached_prefix_gives_what_the_whole_row_gives():
     ]
     split = run(q[:, 5:], k[:, 5:], v[:, 5:], positions[:, 5:], segments[:, 5:], tuple(parts))
     np.testing.assert_allclose(split, whole[:, 5:], atol=1e-6)
-
-
-def test_gradients_are_finite_with_padding_and_do_not_reach_it():
-    q, k, v = draw(7, 1, 4, 2, 4), draw(8, 1, 4, 1, 4), draw(9, 1, 4, 1, 4)
-    positions, segments = np.array([[0, 1, 0, 0]]), np.array([[1, 1, 0, 0]])
-
-    def loss(k):
-        return jnp.sum(run(q, k, v, positions, segments)[:, :2] ** 2)
-
-    grad = np.asarray(jax.grad(loss)(jnp.asarray(k)))
-    assert np.isfinite(grad).all() and np.abs(grad[:, :2]).max() > 0
-    assert (grad[:, 2:] == 0).all()
-
-
-def test_softmax_is_float32_for_bfloat16_inputs():
-    # 300 equal keys: the weights 1/300 sum to 1 only when the normaliser is not kept in bfloat16.
-    q, k = jnp.zeros((1, 300, 1, 4), jnp.bfloat16), jnp.zeros((1, 1, 4, 300), jnp.bfloat16)
-    v = jnp.ones((1, 1, 300, 4), jnp.bfloat16)
-    out = attention(q, k, v, jnp.arange(300)[None], jnp.ones((1, 300), int))
-    assert out.dtype == jnp.bfloat16
-    np.testing.assert_allclose(np.asarray(out, np.float32), 1.0, atol=4e-3)

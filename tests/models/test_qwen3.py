@@ -7,6 +7,7 @@ import pytest
 from tiny_models import DENSE, MOE, params_of, row, shapes_of
 
 from carr_jax.models.attention import Past
+from carr_jax.models.compute import Compute
 from carr_jax.models.qwen3 import (
     expert_loads,
     extend,
@@ -21,12 +22,12 @@ BOTH = pytest.mark.parametrize("config", [DENSE, MOE], ids=["dense", "moe"])
 IDS = np.random.default_rng(5).integers(0, 61, 11)
 
 
-forward = jax.jit(hidden_states, static_argnames=("config", "remat", "dtype"))
+forward = jax.jit(hidden_states, static_argnames=("config", "compute"))
 continued = jax.jit(extend, static_argnames="config")
 
 
-def hidden(config, inputs, **options):
-    return np.asarray(forward(params_of(config), config, *inputs, **options))
+def hidden(config, inputs, compute=Compute()):
+    return np.asarray(forward(params_of(config), config, *inputs, compute))
 
 
 def test_rms_norm_matches_numpy_with_float32_statistics():
@@ -96,7 +97,7 @@ def test_padding_on_either_side_changes_nothing(config):
 
 def test_remat_changes_neither_output_nor_gradient():
     def loss(params, remat):
-        return jnp.sum(hidden_states(params, DENSE, *row(IDS), remat=remat) ** 3)
+        return jnp.sum(hidden_states(params, DENSE, *row(IDS), Compute(remat=remat)) ** 3)
 
     grad = jax.jit(jax.value_and_grad(loss), static_argnums=1)
     plain, saved = (grad(params_of(DENSE), remat) for remat in ("none", "full"))
@@ -105,7 +106,7 @@ def test_remat_changes_neither_output_nor_gradient():
 
 @BOTH
 def test_bfloat16_compute_is_close_and_parameters_stay_float32(config):
-    exact, rough = hidden(config, row(IDS)), hidden(config, row(IDS), dtype=jnp.bfloat16)
+    exact, rough = hidden(config, row(IDS)), hidden(config, row(IDS), Compute(dtype="bfloat16"))
     assert rough.dtype == jnp.bfloat16
     error = np.abs(rough.astype(np.float32) - exact).mean() / np.abs(exact).mean()
     assert 1e-4 < error < 0.1

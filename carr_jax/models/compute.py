@@ -1,0 +1,39 @@
+"""How a forward pass is computed: everything that changes memory and speed, and nothing of the result."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jax.sharding import Mesh
+
+ATTENTION = ("blockwise", "splash", "cudnn")
+GROUPED_MATMUL = ("tiled", "megablox", "tokamax")
+REMAT = ("none", "full", "attention", "offload")
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Types, kernels, recomputation and layout of a pass over packed rows.
+
+    dtype      float32 or bfloat16: type of activations and matrix products; parameters stay float32
+    remat      what a layer keeps for the backward pass: "none" recomputes nothing; "full" keeps its input only;
+               "attention" keeps its input and the result of attention, which is not computed again; "offload"
+               is "attention" with what is kept moved to host memory
+    attention  blockwise (any device), splash (TPU) or cudnn (NVIDIA, one segment per row)
+    experts    grouped matmul of the experts: tiled (any device), megablox (TPU) or tokamax (NVIDIA)
+    mesh       where the arrays lie; with a context axis, rows must come in `context_order`
+    interpret  run Pallas kernels in the interpreter, for tests without the hardware
+    """
+
+    dtype: str = "float32"
+    remat: str = "none"
+    attention: str = "blockwise"
+    experts: str = "tiled"
+    mesh: Mesh | None = None
+    interpret: bool = False
+
+    def __post_init__(self) -> None:
+        choices = {"remat": REMAT, "attention": ATTENTION, "experts": GROUPED_MATMUL}
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name}={getattr(self, name)!r} is not one of {', '.join(allowed)}")

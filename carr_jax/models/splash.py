@@ -1,0 +1,87 @@
+"""Attention by the splash kernel that ships with JAX for TPUs, for packed rows cut over a context axis."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from carr_jax.models.blockwise import KEPT
+
+_BLOCK = 1024
+_BLOCK_COMPUTE = 512
+_BACKWARD_KEYS = 4096  # keys of a block of the backward pass
+_PARTIAL_BYTES = 2**30  # most memory for the partial gradients of the queries
+
+
+class _RowMask(masks._ComputableMask):
+    """Causal by the tokens' indices in their row, which for a context axis do not stand in order."""
+
+    def __init__(self, order: np.ndarray) -> None:
+        self._shape = (order.size, order.size)
+        self.mask_function = _not_later
+        self.q_sequence = order
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _RowMask) and np.array_equal(self.q_sequence, other.q_sequence)
+
+    def __hash__(self) -> int:
+        return hash(self.q_sequence.tobytes())
+
+
+def _not_later(queries, keys):
+    return queries >= keys
+
+
+@functools.lru_cache(maxsize=8)  # the mask of a 64k row takes seconds to build, and each layer's trace asks
+def splash_kernel(order: bytes, heads: int, shards: int, keep: bool, interpret: bool) -> Any:
+    """The kernel for rows whose queries stand in `order` (the bytes of an int32 array), `heads` on a device.
+
+    The backward pass is the fused one, with five products for each pair of blocks instead of seven.  It keeps
+    one partial gradient of the queries per block of keys: blocks are large, so that there are few.
+    """
+    indices = np.frombuffer(order, np.int32)
+    own = min(_BLOCK, indices.size // shards)
+    keys = min(_BLOCK, indices.size)
+    wide = min(_BACKWARD_KEYS, indices.size)
+    sizes = kernels.BlockSizes(
+        block_q=own,
+        block_kv=keys,
+        block_kv_compute=min(_BLOCK_COMPUTE, keys),
+        block_q_dkv=own,
+        block_kv_dkv=wide,
+        block_kv_dkv_compute=min(_BLOCK_COMPUTE, wide),
+        use_fused_bwd_kernel=True,
+    )
+    with jax.ensure_compile_time_eval():
+        return kernels.make_splash_mha(
+            masks.MultiHeadMask([_RowMask(indices)] * heads),
+            head_shards=1,
+            q_seq_shards=shards,
+            block_sizes=sizes,
+            residual_checkpoint_name=KEPT if keep else None,
+            interpret=interpret,
+        )
+
+
+def splash_spec(kernel: Any, mesh: Mesh | None) -> Any:
+    """How the kernel's mask is cut: its queries over the context axis, the same for all heads."""
+    if mesh is None:
+        return PartitionSpec()
+    return kernel.manual_sharding_spec(NamedSharding(mesh, PartitionSpec(None, "context")))
+
+
+def splash_attention(kernel, q_BxSxHxD, k_BxTxKxD, v_BxTxKxD, own_BxS, row_BxT) -> jax.Array:
+    """Attention of a device's queries to its whole rows of keys; [B, S, H, D] in q's dtype."""
+    q = (q_BxSxHxD * q_BxSxHxD.shape[-1] ** -0.5).astype(q_BxSxHxD.dtype)
+
+    def one_row(q_SxHxD, k_TxKxD, v_TxKxD, own_S, row_T):
+        q, k, v = (x.swapaxes(0, 1) for x in (q_SxHxD, k_TxKxD, v_TxKxD))
+        return kernel(q, k, v, segment_ids=kernels.SegmentIds(own_S, row_T)).swapaxes(0, 1)
+
+    return jax.vmap(one_row)(q, k_BxTxKxD, v_BxTxKxD, own_BxS, row_BxT).astype(q.dtype)
