@@ -31,8 +31,10 @@ def _shared() -> dict:
             dtype="float32",  # compute type of the trainer: float32 or bfloat16 (parameters are always fp32)
             remat="none",  # what the backward pass computes again: none, attention (all but attention), full,
             # offload (as attention, what is kept goes to host memory)
-            attention="blockwise",  # kernel: blockwise (any device), splash (TPU), cudnn (NVIDIA, without pack)
-            experts="tiled",  # grouped matmul of a MoE: tiled (any device), megablox (TPU), tokamax (NVIDIA)
+            attention="auto",  # kernel: splash (TPU), cudnn (NVIDIA, without learn.pack), blockwise (any
+            # device), or auto: splash on a TPU, else blockwise
+            experts="auto",  # grouped matmul of a MoE: megablox (TPU), tokamax (NVIDIA), tiled (any device),
+            # or auto: megablox on a TPU, else tiled
         ),
         data=dict(
             source="world",  # world: generated; files: question and page files in `path`
@@ -154,8 +156,8 @@ def _locked(tree: Mapping) -> ConfigDict:
 _CHOICES = {
     "model.dtype": ("float32", "bfloat16"),
     "model.remat": ("none", "attention", "full", "offload"),
-    "model.attention": ("blockwise", "splash", "cudnn"),
-    "model.experts": ("tiled", "megablox", "tokamax"),
+    "model.attention": ("auto", "blockwise", "splash", "cudnn"),
+    "model.experts": ("auto", "tiled", "megablox", "tokamax"),
     "learn.moments": ("float32", "bfloat16", "host"),
     "model.preset": ("tiny", "tiny_moe"),
     "data.source": ("world", "files"),

@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 from carr_jax.learning.batch import padding_share
 from carr_jax.learning.checkpoint import Checkpoints
 from carr_jax.learning.step import LearnConfig, init_state, make_train_step, place
-from carr_jax.models.compute import Compute
+from carr_jax.models.compute import Compute, kernels_for
 from carr_jax.models.qwen3 import param_shardings
 from carr_jax.policy import Policy
 from carr_jax.records import InputError, TrainBatch
@@ -71,8 +71,9 @@ def learn_config(config: ConfigDict, steps: int, mesh: Mesh) -> LearnConfig:
     fields = {k: v for k, v in config.learn.items() if k in names}
     if "rollout" in config:
         fields["temperature"] = config.rollout.temperature  # the log-probs of what was really sampled (P15)
-    model = config.model
-    compute = Compute(model.dtype, model.remat, model.attention, model.experts, mesh)
+    model, platform = config.model, mesh.devices.flat[0].platform
+    attention, experts = kernels_for(platform, model.attention, model.experts)
+    compute = Compute(model.dtype, model.remat, attention, experts, mesh)
     return LearnConfig(**fields, total_steps=steps, compute=compute)
 
 

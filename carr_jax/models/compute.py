@@ -37,3 +37,9 @@ class Compute:
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name}={getattr(self, name)!r} is not one of {', '.join(allowed)}")
+
+
+def kernels_for(platform: str, attention: str, experts: str) -> tuple[str, str]:
+    """(attention, experts) with "auto" replaced by what a platform (tpu, gpu, cpu) can run."""
+    best = {"tpu": ("splash", "megablox")}.get(platform, ("blockwise", "tiled"))
+    return best[0] if attention == "auto" else attention, best[1] if experts == "auto" else experts

@@ -44,31 +44,60 @@ grouped_matmul.defvjp(_forward, _backward)
 def _product(x, w, sizes, kernel: str, interpret: bool) -> jax.Array:
     if kernel == "tiled":
         return tiled_product(x, w, sizes)
-    if kernel == "megablox":
-        from jax.experimental.pallas.ops.tpu.megablox.gmm import gmm
+    if kernel == "tokamax":
+        return tokamax_product(x, w, sizes)
+    from jax.experimental.pallas.ops.tpu.megablox.gmm import gmm
 
-        tiling = (_tile(x.shape[0]), min(1024, w.shape[1]), min(1024, w.shape[2]))
-        return gmm(x, w, sizes, x.dtype, tiling, interpret=interpret)
-    raise NotImplementedError
+    return gmm(x, w, sizes, x.dtype, _tiling(x, w.shape[1], w.shape[2]), interpret=interpret)
 
 
 def _outer(x, dy, sizes, matrices: int, kernel: str, interpret: bool) -> jax.Array:
     """[E, M, N]: for each group the sum over its rows of x^T dy."""
     if kernel == "tiled":
         return tiled_outer(x, dy, sizes, matrices)
-    if kernel == "megablox":
-        from jax.experimental.pallas.ops.tpu.megablox.gmm import tgmm
+    if kernel == "tokamax":
+        return tokamax_outer(x, dy, sizes, matrices)
+    from jax.experimental.pallas.ops.tpu.megablox.gmm import tgmm
 
-        tiling = (_tile(x.shape[0]), min(1024, x.shape[1]), min(1024, dy.shape[1]))
-        return tgmm(
-            x.swapaxes(0, 1), dy, sizes, x.dtype, tiling, num_actual_groups=matrices, interpret=interpret
-        )
-    raise NotImplementedError
+    how = dict(num_actual_groups=matrices, interpret=interpret)
+    return tgmm(x.swapaxes(0, 1), dy, sizes, x.dtype, _tiling(x, x.shape[1], dy.shape[1]), **how)
 
 
-def _tile(rows: int) -> int:
-    """Rows of a megablox tile; they must divide the rows."""
-    return next(t for t in (512, 256, 128, 64, 32, 16, 8, 4, 2, 1) if rows % t == 0)
+def _tiling(x: jax.Array, m: int, n: int) -> tuple[int, int, int]:
+    """Rows and sides of a megablox tile; its rows must divide all rows."""
+    rows = next(t for t in (512, 256, 128, 64, 32, 16, 8, 4, 2, 1) if x.shape[0] % t == 0)
+    return rows, min(1024, m), min(1024, n)
+
+
+# --------------------------------------------------------------------------------------------- NVIDIA, by tokamax
+
+_NVIDIA = ("mosaic", "triton")  # never its "xla", which expands the weight gradient to all experts
+_BY_GROUP = jax.lax.RaggedDotDimensionNumbers(
+    dot_dimension_numbers=(((0,), (0,)), ((), ())), lhs_ragged_dimensions=[0], rhs_group_dimensions=[]
+)
+
+
+def tokamax_product(x, w, sizes, implementation=_NVIDIA) -> jax.Array:
+    """`grouped_matmul` by the tokamax library (extra `kernels`)."""
+    import tokamax
+
+    y = tokamax.ragged_dot(
+        x, w, sizes[: w.shape[0]], preferred_element_type=x.dtype, implementation=implementation
+    )
+    return _owned(y, sizes, w.shape[0])
+
+
+def tokamax_outer(x, dy, sizes, matrices: int, implementation=_NVIDIA) -> jax.Array:
+    """[E, M, N]: for each group the sum over its rows of x^T dy."""
+    import tokamax
+
+    x, how = _owned(x, sizes, matrices), dict(preferred_element_type=jnp.float32, implementation=implementation)
+    return tokamax.ragged_dot_general(x, dy, sizes[:matrices], _BY_GROUP, **how)
+
+
+def _owned(x: jax.Array, sizes: jax.Array, matrices: int) -> jax.Array:
+    """Rows of groups that have a matrix; the others zeroed."""
+    return jnp.where(jnp.arange(x.shape[0])[:, None] < sizes[:matrices].sum(), x, 0)
 
 
 # ------------------------------------------------------------------------------------------- tiles of one group

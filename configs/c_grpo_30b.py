@@ -1,0 +1,20 @@
+"""C-GRPO of Qwen3-30B-A3B-Thinking-2507, a mixture of 128 experts.
+
+    python launch/plan.py --config=configs/c_grpo_30b.py --topology=v6e:8x8
+    python launch/train.py --config=configs/c_grpo_30b.py --config.model.policy=DIR --config.data.path=DIR
+
+Hardware: any number of TPU chips or GPUs that eight divides and the memory of which is enough: docs/plans.md.  On
+v6e:4x4 give --config.learn.moments=host.
+"""
+
+from carr_jax import config as defaults
+from configs.c_grpo_4b import full_size
+
+
+def get_config():
+    config = defaults.rl()
+    full_size(config, context=8)
+    config.model.hf_config = "configs/architectures/qwen3_30b_a3b.json"
+    config.agent.context = 64_000
+    config.learn.row_length = 65_536
+    return config

@@ -1,0 +1,33 @@
+"""C-GRPO of Qwen3-4B-Thinking-2507: the recipe of CaRR at its real size.
+
+    python launch/plan.py --config=configs/c_grpo_4b.py --topology=v6e:4x4
+    python launch/train.py --config=configs/c_grpo_4b.py --config.model.policy=DIR --config.data.path=DIR
+
+`model.policy` is the policy to start from: a Hugging Face folder, or what `configs/sft_4b.py` wrote.  `data.path`
+holds questions with rubrics and the page corpus.
+
+Hardware: any number of TPU chips or GPUs that four divides; docs/plans.md has the memory of each.  The smallest
+slice that fits is v6e:2x2.
+"""
+
+from carr_jax import config as defaults
+
+
+def get_config():
+    config = defaults.rl()
+    full_size(config, context=4)
+    config.model.hf_config = "configs/architectures/qwen3_4b.json"  # for plans; training reads the policy's own
+    config.agent.context = 64_000
+    config.learn.row_length = 65_536  # a multiple of the kernels' blocks
+    return config
+
+
+def full_size(config, context):
+    """What all experiments with real models share; `context` is the number of devices that share a row."""
+    config.data.source = "files"
+    config.data.train_questions = 0  # all
+    config.model.dtype = "bfloat16"
+    config.model.remat = "attention"  # at 64k attention is most of the work: it is not computed twice
+    config.mesh.fsdp = -1
+    config.mesh.context = context
+    config.learn.rows = 0

@@ -1,0 +1,19 @@
+"""Cold start of Qwen3-4B-Thinking-2507 on traces, with contexts up to 128,000 tokens.
+
+    python launch/plan.py --config=configs/sft_4b.py --topology=v6e:4x4
+    python launch/sft.py --config=configs/sft_4b.py --config.model.policy=DIR --config.data.path=DIR
+
+Three epochs in batches of 16 with learning rate 4e-5.  Hardware: docs/plans.md; 16 v6e chips are enough.
+"""
+
+from carr_jax import config as defaults
+from configs.c_grpo_4b import full_size
+
+
+def get_config():
+    config = defaults.sft()
+    full_size(config, context=8)
+    config.model.hf_config = "configs/architectures/qwen3_4b.json"
+    config.agent.context = 128_000
+    config.learn.row_length = 131_072
+    return config
