@@ -3,8 +3,8 @@
     python launch/plan.py --config=configs/c_grpo_30b.py --topology=v6e:8x8
     python launch/train.py --config=configs/c_grpo_30b.py --config.model.policy=DIR --config.data.path=DIR
 
-Hardware: any number of TPU chips or GPUs that eight divides and the memory of which is enough: docs/plans.md.  On
-v6e:4x4 give --config.learn.moments=host.
+Hardware: any number of TPU chips or GPUs that eight divides and the memory of which is enough, see docs/plans.md.
+On v6e:4x4 give --config.learn.moments=host.
 """
 
 from carr_jax import config as defaults

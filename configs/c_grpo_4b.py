@@ -3,11 +3,11 @@
     python launch/plan.py --config=configs/c_grpo_4b.py --topology=v6e:4x4
     python launch/train.py --config=configs/c_grpo_4b.py --config.model.policy=DIR --config.data.path=DIR
 
-`model.policy` is the policy to start from: a Hugging Face folder, or what `configs/sft_4b.py` wrote.  `data.path`
-holds questions with rubrics and the page corpus.
+`model.policy` is the policy to start from: a Hugging Face folder, or what `configs/sft_4b.py` wrote.
+`data.path` holds questions with rubrics and the page corpus.
 
-Hardware: any number of TPU chips or GPUs that four divides; docs/plans.md has the memory of each.  The smallest
-slice that fits is v6e:2x2.
+Hardware: any number of TPU chips or GPUs that eight divides; docs/plans.md has the memory of each.  The smallest
+slice that fits is v6e:2x2, with --config.mesh.context=4.
 """
 
 from carr_jax import config as defaults
@@ -15,7 +15,7 @@ from carr_jax import config as defaults
 
 def get_config():
     config = defaults.rl()
-    full_size(config, context=4)
+    full_size(config, context=8)
     config.model.hf_config = "configs/architectures/qwen3_4b.json"  # for plans; training reads the policy's own
     config.agent.context = 64_000
     config.learn.row_length = 65_536  # a multiple of the kernels' blocks

@@ -15,7 +15,7 @@ import numpy as np
 
 from carr_jax.models.blockwise import Place, blockwise_attention
 from carr_jax.models.compute import Compute
-from carr_jax.models.splash import splash_attention, splash_kernel, splash_spec
+from carr_jax.models.splash import heads_at_once, splash_attention, splash_kernel, splash_spec
 from carr_jax.sharding import mesh_spec, per_device
 
 # Finite, so that a row of padding without any visible key gives a uniform softmax instead of NaN (P17).
@@ -100,15 +100,16 @@ def _blockwise(q, k, v, segments, compute: Compute) -> jax.Array:
 def _splash(q, k, v, segments, compute: Compute) -> jax.Array:
     shards = _shards(compute)
     tensor = 1 if compute.mesh is None else compute.mesh.shape["tensor"]
+    heads = heads_at_once(q.shape[1], shards, q.shape[2] // tensor, k.shape[2] // tensor, q.shape[3])
     kernel = splash_kernel(
         context_order(q.shape[1], shards).tobytes(),
-        heads=q.shape[2] // tensor,
+        heads=heads,
         shards=shards,
         keep=compute.remat in ("attention", "offload"),
         interpret=compute.interpret,
     )
     extra = [(kernel, splash_spec(kernel, compute.mesh))]
-    return _by_device(splash_attention, compute, extra, q, k, v, segments)
+    return _by_device(functools.partial(splash_attention, heads), compute, extra, q, k, v, segments)
 
 
 def _cudnn(q, k, v, segments, compute: Compute) -> jax.Array:

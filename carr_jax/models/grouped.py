@@ -69,7 +69,7 @@ def _tiling(x: jax.Array, m: int, n: int) -> tuple[int, int, int]:
     return rows, min(1024, m), min(1024, n)
 
 
-# --------------------------------------------------------------------------------------------- NVIDIA, by tokamax
+# ------------------------------------------------------------------------------------------ NVIDIA, by tokamax
 
 _NVIDIA = ("mosaic", "triton")  # never its "xla", which expands the weight gradient to all experts
 _BY_GROUP = jax.lax.RaggedDotDimensionNumbers(

@@ -16,7 +16,7 @@ from carr_jax.models.blockwise import KEPT
 _BLOCK = 1024
 _BLOCK_COMPUTE = 512
 _BACKWARD_KEYS = 4096  # keys of a block of the backward pass
-_PARTIAL_BYTES = 2**30  # most memory for the partial gradients of the queries
+_PARTIAL_BYTES = 2**29  # about the most memory that the partial gradients of the queries may take
 
 
 class _RowMask(masks._ComputableMask):
@@ -76,12 +76,30 @@ def splash_spec(kernel: Any, mesh: Mesh | None) -> Any:
     return kernel.manual_sharding_spec(NamedSharding(mesh, PartitionSpec(None, "context")))
 
 
-def splash_attention(kernel, q_BxSxHxD, k_BxTxKxD, v_BxTxKxD, own_BxS, row_BxT) -> jax.Array:
-    """Attention of a device's queries to its whole rows of keys; [B, S, H, D] in q's dtype."""
+def splash_attention(heads: int, kernel, q_BxSxHxD, k_BxTxKxD, v_BxTxKxD, own_BxS, row_BxT) -> jax.Array:
+    """Attention of a device's queries to its whole rows of keys; [B, S, H, D] in q's dtype.
+
+    The kernel is called for `heads` of them at a time, see `heads_at_once`.
+    """
     q = (q_BxSxHxD * q_BxSxHxD.shape[-1] ** -0.5).astype(q_BxSxHxD.dtype)
+    parts = q.shape[2] // heads
 
     def one_row(q_SxHxD, k_TxKxD, v_TxKxD, own_S, row_T):
-        q, k, v = (x.swapaxes(0, 1) for x in (q_SxHxD, k_TxKxD, v_TxKxD))
-        return kernel(q, k, v, segment_ids=kernels.SegmentIds(own_S, row_T)).swapaxes(0, 1)
+        segments = kernels.SegmentIds(own_S, row_T)
+        heads = [x.swapaxes(0, 1).reshape(parts, -1, *x.shape[::2]) for x in (q_SxHxD, k_TxKxD, v_TxKxD)]
+        out = jax.lax.map(lambda h: kernel(*h, segment_ids=segments), heads)
+        return out.reshape(-1, *out.shape[2:]).swapaxes(0, 1)
 
     return jax.vmap(one_row)(q, k_BxTxKxD, v_BxTxKxD, own_BxS, row_BxT).astype(q.dtype)
+
+
+def heads_at_once(length: int, shards: int, heads: int, kv_heads: int, head_dim: int) -> int:
+    """How many query heads of a device share a call, so that the partial gradients stay small.
+
+    The backward pass writes, for each block of keys, a gradient of all queries in two bytes a number.
+    """
+    blocks = -(-length // _BACKWARD_KEYS)
+    per_head = blocks * (length // shards) * head_dim * 2
+    groups = (n for n in range(kv_heads, 0, -1) if kv_heads % n == 0)
+    fits = (n * heads // kv_heads for n in groups if n * heads // kv_heads * per_head <= _PARTIAL_BYTES)
+    return next(fits, heads // kv_heads)
