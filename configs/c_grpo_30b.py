@@ -3,7 +3,7 @@
     python launch/plan.py --config=configs/c_grpo_30b.py --topology=v6e:8x8
     python launch/train.py --config=configs/c_grpo_30b.py --config.model.policy=DIR --config.data.path=DIR
 
-Hardware: any number of TPU chips or GPUs that eight divides and the memory of which is enough, see docs/plans.md.
+Hardware: any number of TPU chips or GPUs that eight divides, if their memory is enough: see docs/plans.md.
 On v6e:4x4 give --config.learn.moments=host.
 """
 

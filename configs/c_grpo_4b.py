@@ -6,8 +6,8 @@
 `model.policy` is the policy to start from: a Hugging Face folder, or what `configs/sft_4b.py` wrote.
 `data.path` holds questions with rubrics and the page corpus.
 
-Hardware: any number of TPU chips or GPUs that eight divides; docs/plans.md has the memory of each.  The smallest
-slice that fits is v6e:2x2, with --config.mesh.context=4.
+Hardware: any number of TPU chips or GPUs that eight divides; docs/plans.md has the memory of each.  The
+smallest slice that fits is v6e:2x2, with --config.mesh.context=4.
 """
 
 from carr_jax import config as defaults
