@@ -188,8 +188,8 @@ def accumulate(
     def one(i: Array) -> tuple[Params, Array, losses.Statistics]:
         micro = {k: lax.dynamic_index_in_dim(v, i, keepdims=False) for k, v in arrays.items()}
         (loss, statistics), grads = gradient(params, micro)
-        # Without the barrier, XLA for TPU tries to move the sum of an untied head's gradient over the devices out
-        # of the loop, and fails (RET_CHECK in while_loop_all_reduce_code_motion, libtpu 0.0.42).
+        # Without the barrier, XLA for TPU tries to move the sum of an untied head's gradient over the devices
+        # out of the loop, and fails (RET_CHECK in while_loop_all_reduce_code_motion, libtpu 0.0.42).
         grads = lax.optimization_barrier(grads)
         return jax.tree.map(lambda x: x.astype(jnp.float32), (grads, loss, statistics))
 
