@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from carr_jax.learning.layout import ATTENTION_ALONE, Cost, Packing, lay_out, measure
 from carr_jax.records import TrainBatch, Trajectory
 
 
@@ -77,32 +78,26 @@ def sequence_weights(examples: Sequence[Example], normalizer: str) -> list[float
     raise ValueError(f"normalizer={normalizer!r} is not one of global_tokens, per_group, per_sequence")
 
 
-def assign_rows(lengths: Sequence[int], row_length: int) -> list[list[int]]:
-    """First-fit-decreasing bin packing: indices of the sequences in each row; the same input, the same rows."""
-    rows: list[list[int]] = []
-    room: list[int] = []
-    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        length = lengths[index]
-        row = next((r for r, free in enumerate(room) if free >= length), None)
-        if row is None:
-            row = len(rows)
-            rows.append([])
-            room.append(row_length)
-        rows[row].append(index)
-        room[row] -= length
-    return rows
-
-
-def micro_batches_needed(examples: Sequence[Example], row_length: int, rows: int) -> int:
+def micro_batches_needed(examples: Sequence[Example], row_length: int, rows: int, together: bool = True) -> int:
     """Micro-batches of `rows` rows that `pack` fills; at least 1, so that arrays are never empty."""
-    packed = assign_rows([e.ids.size for e in contributing(examples)], row_length)
-    return max(1, -(-len(packed) // rows))
+    lengths = [e.ids.size for e in contributing(examples)]
+    return max(1, len(lay_out(lengths, row_length, rows, together=together)))
 
 
 def pack(
-    examples: Sequence[Example], row_length: int, rows: int, micro_batches: int, normalizer: str
+    examples: Sequence[Example],
+    row_length: int,
+    rows: int,
+    micro_batches: int,
+    normalizer: str,
+    shards: int = 1,
+    cost: Cost = ATTENTION_ALONE,
+    together: bool = True,
 ) -> TrainBatch:
     """The batch of one optimiser step, [micro_batches, rows, row_length], as `TrainBatch` documents it.
+
+    On a mesh, `shards` is the number of parts that the rows of a micro-batch are cut into: each gets sequences
+    of about the same total `cost`.  With `together` False, each sequence has a row of its own.
 
     Raises ValueError when a sequence is longer than a row, when its arrays differ in length, or when the
     examples need more than `micro_batches`.  With nothing to train on, no micro-batch is filled.
@@ -111,27 +106,27 @@ def pack(
     for e in kept:
         _check(e, row_length)
     weights = sequence_weights(kept, normalizer)
-    layout = assign_rows([e.ids.size for e in kept], row_length)
-    filled = -(-len(layout) // rows)
-    if filled > micro_batches:
+    layout = lay_out([e.ids.size for e in kept], row_length, rows, shards, cost, together)
+    if len(layout) > micro_batches:
         raise ValueError(
-            f"{len(layout)} packed rows need {filled} micro-batches of {rows} rows, there are {micro_batches}: "
-            "ask micro_batches_needed, or raise rows or row_length"
+            f"{len(kept)} sequences need {len(layout)} micro-batches of {rows} rows, there are "
+            f"{micro_batches}: ask micro_batches_needed, or raise rows or row_length"
         )
-    arrays = _empty(micro_batches * rows, row_length)
-    for row, indices in enumerate(layout):
-        start = 0
-        for segment, i in enumerate(indices, start=1):
-            _place({k: v[row] for k, v in arrays.items()}, start, segment, kept[i], weights[i])
-            start += kept[i].ids.size
-    shape = (micro_batches, rows, row_length)
-    return TrainBatch(**{k: v.reshape(shape) for k, v in arrays.items()}, micro_batches=filled)
+    arrays = _empty((micro_batches, rows, row_length))
+    for micro, rows_of_micro in enumerate(layout):
+        for row, indices in enumerate(rows_of_micro):
+            start = 0
+            for segment, i in enumerate(indices, start=1):
+                _place({k: v[micro, row] for k, v in arrays.items()}, start, segment, kept[i], weights[i])
+                start += kept[i].ids.size
+    return TrainBatch(**arrays, micro_batches=len(layout))
 
 
-def padding_share(batch: TrainBatch) -> float:
-    """Share of positions in the filled micro-batches that hold no token; 0 for an empty batch."""
+def packing(batch: TrainBatch, shards: int = 1, cost: Cost = ATTENTION_ALONE) -> Packing:
+    """How well the layout of a batch uses `shards` parts of a mesh."""
     filled = batch.segments[: batch.micro_batches]
-    return float((filled == 0).mean()) if filled.size else 0.0
+    lengths = [[np.bincount(row)[1:].tolist() for row in rows] for rows in filled]
+    return measure(lengths, batch.segments.shape[2], shards, cost)
 
 
 def _check(e: Example, row_length: int) -> None:
@@ -150,10 +145,9 @@ def _check(e: Example, row_length: int) -> None:
         raise ValueError(f"a sequence of group {e.group!r} has a log-prob or advantage that is not finite")
 
 
-def _empty(rows: int, row_length: int) -> dict[str, np.ndarray]:
+def _empty(shape: tuple[int, int, int]) -> dict[str, np.ndarray]:
     ints = ("tokens", "targets", "segments", "positions")
     floats = ("weights", "engine_logprobs", "advantages")
-    shape = (rows, row_length)
     return {k: np.zeros(shape, np.int32) for k in ints} | {k: np.zeros(shape, np.float32) for k in floats}
 
 

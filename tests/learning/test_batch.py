@@ -54,7 +54,7 @@ def test_layout_by_hand():  # P18, P21
     np.testing.assert_allclose(batch.engine_logprobs[0, 0], [-0.1, -0.2, 0, -0.3, 0, 0], rtol=1e-6)
     np.testing.assert_allclose(batch.advantages[0, 0], [2, 2, 0, -1, 0, 0])
     assert not any(getattr(batch, k)[1].any() for k in ("tokens", "segments", "weights"))
-    assert batches.padding_share(batch) == pytest.approx(1 / 6)
+    assert batches.packing(batch).padding == pytest.approx(1 / 6)
 
 
 def test_padding_with_eos_trains_one_eos():  # P21
@@ -93,7 +93,7 @@ def test_a_group_without_spread_changes_nothing(normalizer):  # P25
 def test_nothing_to_train_on():  # P23
     batch = pack([example(4, 0.0)], 8, 2, 1, "global_tokens")
     assert batch.micro_batches == 0 and not batch.weights.any()
-    assert batches.padding_share(batch) == 0.0
+    assert batches.packing(batch) == (0.0, 0.0, 1.0, 0.0)
     assert batches.micro_batches_needed([], 8, 2) == 1
 
 
@@ -131,6 +131,45 @@ def test_from_trajectory_keeps_arrays_and_names_the_question():
     assert e == Example(t.ids, t.mask, t.logprobs, 0.25, "q1") and e.targets == 1
 
 
+def test_each_shard_gets_its_share():
+    """Costs n * n: 100 and 36 go to the first shard (rows 0 and 1), 64, 36, 16 and 4 to the second."""
+    examples = [example(n, first=100 * n) for n in (10, 8, 6, 6, 4, 2)]
+    batch = pack(examples, 12, 4, 1, "global_tokens", shards=2)
+    firsts = [[int(t[at]) // 100 for at in np.flatnonzero(p == 0) if t[at]] for t, p in rows_of(batch)]
+    assert firsts == [[10], [6], [8, 4], [6, 2]]
+    packing = batches.packing(batch, shards=2)
+    assert packing.imbalance == pytest.approx(136 / ((136 + 120) / 2))
+
+
+def rows_of(batch):
+    return zip(batch.tokens.reshape(-1, 12), batch.positions.reshape(-1, 12), strict=True)
+
+
+def test_one_sequence_in_a_row():
+    examples = [example(n) for n in (3, 5, 2)]
+    assert batches.micro_batches_needed(examples, 12, 2) == 1
+    assert batches.micro_batches_needed(examples, 12, 2, together=False) == 2
+    batch = pack(examples, 12, 2, 2, "global_tokens", together=False)
+    assert batch.micro_batches == 2 and batch.segments.max() == 1
+    assert sorted((batch.segments.reshape(-1, 12) > 0).sum(1)) == [0, 2, 3, 5]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(st.integers(2, 12), st.sampled_from([-1.0, 0.5])), min_size=1, max_size=12))
+def test_the_loss_does_not_depend_on_the_layout(drawn):
+    examples = [example(n, advantage, i % 3, first=100 * (i + 1)) for i, (n, advantage) in enumerate(drawn)]
+    found = set()
+    for rows, shards, together in ((1, 1, True), (4, 1, True), (4, 4, True), (4, 2, False)):
+        needed = batches.micro_batches_needed(examples, 12, rows, together)
+        batch = pack(examples, 12, rows, needed, "per_group", shards, together=together)
+        trained = zip(
+            *(getattr(batch, k)[batch.weights > 0].tolist() for k in ("targets", "weights", "advantages")),
+            strict=True,
+        )
+        found.add(tuple(sorted(trained)))
+    assert len(found) == 1
+
+
 EXAMPLES = st.lists(
     st.tuples(st.integers(2, 12), st.sampled_from([-1.0, 0.0, 0.5]), st.sampled_from("abc"), st.randoms()),
     min_size=1,
@@ -139,15 +178,19 @@ EXAMPLES = st.lists(
 
 
 @settings(max_examples=50, deadline=None)
-@given(EXAMPLES, st.integers(1, 3), st.sampled_from(["global_tokens", "per_group", "per_sequence"]))
-def test_packing(drawn, rows, normalizer):
+@given(
+    EXAMPLES,
+    st.sampled_from([(1, 1), (2, 1), (2, 2), (3, 3)]),
+    st.sampled_from(["global_tokens", "per_group", "per_sequence"]),
+)
+def test_packing(drawn, shape, normalizer):
     """Every kept token once, segments contiguous, weights add up to 1, same input same layout."""
-    examples = []
+    examples, (rows, shards) = [], shape
     for i, (n, advantage, group, random) in enumerate(drawn):
         mask = [random.randint(0, 1) for _ in range(n)]
         examples.append(example(n, advantage, group, mask, first=100 * (i + 1)))
     needed = batches.micro_batches_needed(examples, 12, rows)
-    batch = pack(examples, 12, rows, needed, normalizer)
+    batch = pack(examples, 12, rows, needed, normalizer, shards)
     kept = {int(e.ids[0]): e for e in batches.contributing(examples)}
 
     seen = {}
@@ -168,14 +211,5 @@ def test_packing(drawn, rows, normalizer):
         assert not weights[segments == 0].any()
     assert seen.keys() == kept.keys()
     assert float(batch.weights.sum(dtype=np.float64)) == pytest.approx(1.0 if kept else 0.0, abs=1e-5)
-    again = pack(examples, 12, rows, needed, normalizer)
+    again = pack(examples, 12, rows, needed, normalizer, shards)
     np.testing.assert_array_equal(batch.tokens, again.tokens)
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.lists(st.integers(1, 10), max_size=20))
-def test_rows_are_at_least_half_full(lengths):
-    """First-fit-decreasing never opens two rows that would fit into one."""
-    rows = [sum(lengths[i] for i in row) for row in batches.assign_rows(lengths, 10)]
-    assert sum(rows) == sum(lengths) and all(r <= 10 for r in rows)
-    assert all(a + b > 10 for i, a in enumerate(rows) for b in rows[i + 1 :])
