@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from carr_jax.learning.batch import padding_share
+from carr_jax.learning.batch import Example, pack, packing
 from carr_jax.learning.checkpoint import Checkpoints
+from carr_jax.learning.layout import model_cost
 from carr_jax.learning.step import LearnConfig, init_state, make_train_step, place
 from carr_jax.models.compute import Compute, kernels_for
 from carr_jax.models.qwen3 import param_shardings
@@ -32,6 +34,8 @@ class Learner:
     def __init__(self, config: ConfigDict, policy: Policy, loss: str, steps: int, run: RunFolder) -> None:
         self._mesh = make_mesh(config.mesh)
         self.rows = rows_of(config, self._mesh)
+        self._layout = (row_shards(self._mesh), model_cost(policy.model))  # what packing and its measures need
+        self._config = config.learn
         learn = learn_config(config, steps, self._mesh)
         params = jax.device_put(policy.params, param_shardings(policy.model, self._mesh))
         state = init_state(params, learn)
@@ -46,6 +50,12 @@ class Learner:
         """The current weights; valid until the next `update`, which reuses their memory."""
         return self.state.params
 
+    def pack(self, examples: Sequence[Example], micro_batches: int) -> TrainBatch:
+        """The examples of a step, packed as `config.learn` says, balanced for this mesh and this model."""
+        learn = self._config
+        shape = (learn.row_length, self.rows, micro_batches)
+        return pack(examples, *shape, learn.normalizer, *self._layout, together=learn.pack)
+
     def update(self, batch: TrainBatch) -> dict[str, float | None]:
         """One optimiser step; returns its `learn/*` metrics once the new weights are there.
 
@@ -54,7 +64,8 @@ class Learner:
         self.state, metrics = self._step(self.state, place(batch, self._mesh))
         self.done += 1
         values = jax.device_get(jax.block_until_ready(metrics))
-        row = {k: float(v) for k, v in values.items()} | {"learn/padding": padding_share(batch)}
+        row = {k: float(v) for k, v in values.items()}
+        row |= {f"learn/{k}": v for k, v in packing(batch, *self._layout)._asdict().items()}
         if row["learn/tokens"]:
             return row
         return {k: v if k in _WITHOUT_TOKENS else None for k, v in row.items()}

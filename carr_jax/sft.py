@@ -21,7 +21,8 @@ from rich.console import Console
 from carr_jax.agent.chat import Chat
 from carr_jax.agent.tokenizer import Tokenizer, train_bpe
 from carr_jax.learner import Learner
-from carr_jax.learning.batch import Example, micro_batches_needed, pack, supervised_example
+from carr_jax.learning.batch import Example, supervised_example
+from carr_jax.learning.layout import rows_enough
 from carr_jax.observe.live import LiveView
 from carr_jax.observe.metrics import MetricsLog
 from carr_jax.policy import load_policy, write_policy
@@ -77,8 +78,7 @@ def finetune(config: ConfigDict, workdir: Path) -> None:
                 chosen = batch_of(pages, config.seed, step, config.sft.pretrain_pages)
             else:
                 chosen = batch_of(examples, config.seed, step - reading, config.sft.batch)
-            batch = pack(chosen, config.learn.row_length, learner.rows, most, config.learn.normalizer)
-            row = {"step": step + 1, **learner.update(batch)}
+            row = {"step": step + 1, **learner.update(learner.pack(chosen, most))}
             metrics.append(row)
             learner.save_when_due({"position": (step + 1) * config.sft.batch})
             view.step(row)
@@ -153,6 +153,7 @@ def batch_of(examples: Sequence[Example], seed: int, step: int, size: int) -> li
 
 
 def most_micro_batches(examples: Sequence[Example], size: int, config: ConfigDict, rows: int) -> int:
-    """Micro-batches that hold any `size` of the examples: the longest ones, packed."""
-    longest = sorted(examples, key=lambda e: -e.ids.size)[:size]
-    return micro_batches_needed(longest, config.learn.row_length, rows)
+    """Micro-batches that hold any `size` of the examples, at least 1."""
+    longest = sorted((e.ids.size for e in examples), reverse=True)[:size]
+    enough = rows_enough(longest, config.learn.row_length) if config.learn.pack else len(longest)
+    return max(1, -(-enough // rows))

@@ -20,14 +20,14 @@ from rich.console import Console
 from carr_jax.agent.chat import Chat
 from carr_jax.learner import Learner
 from carr_jax.learning.advantages import OK, group_advantages, over_length_masks
-from carr_jax.learning.batch import from_trajectory, pack
+from carr_jax.learning.batch import Example, from_trajectory
 from carr_jax.observe.files import atomic_file
 from carr_jax.observe.live import LiveView, summary_table
 from carr_jax.observe.metrics import MetricsLog, rollout_metrics
 from carr_jax.observe.report import write_report
 from carr_jax.observe.viewer import read_trajectories, trajectory_to_text, write_trajectories
 from carr_jax.policy import Policy, load_policy, write_policy
-from carr_jax.records import Group, Question, Score, TrainBatch, Trajectory
+from carr_jax.records import Group, Question, Score, Trajectory
 from carr_jax.rewards.carr import group_rewards, score_group
 from carr_jax.rewards.judge import ExactJudge
 from carr_jax.rollout.embedded import EmbeddedEngine
@@ -47,6 +47,8 @@ def train(config: ConfigDict, workdir: Path) -> None:
     policy = load_policy(config, [page.text for page in task.pages])
     run.describe(config, task, policy)
     learner = Learner(config, policy, "policy", config.train.steps, run)
+    trajectories = config.rollout.prompts * config.rollout.group_size
+    most = -(-trajectories // learner.rows)  # micro-batches of a step, with one trajectory in each row
     metrics, evaluations = MetricsLog(run.metrics), MetricsLog(run.evaluations)
     for log in (metrics, evaluations):
         log.truncate_after(learner.done)  # rows of steps that a killed run made but did not save
@@ -70,14 +72,14 @@ def train(config: ConfigDict, workdir: Path) -> None:
 
             view.phase("rollout")
             seed = (config.seed, _TRAINING, step)
-            count = Counter(view, config.rollout.prompts * config.rollout.group_size)
+            count = Counter(view, trajectories)
             scored = loop.run(run_groups(rollouts, questions, config.rollout.group_size, seed, score, count))
             clock.lap("rollout", less=sum(s.reward_s for s in scored))
             clock.times["reward"] = sum(s.reward_s for s in scored)
 
             view.phase("train")
             groups = [make_group(config, s) for s in scored]
-            learned = learner.update(make_batch(config, groups, learner.rows))
+            learned = learner.update(learner.pack(trained_examples(groups), most))
             clock.lap("train")
             loop.run(engine.update_weights(learner.params, learner.done))
             clock.lap("sync")
@@ -164,10 +166,9 @@ def make_group(config: ConfigDict, scored: Scored) -> Group:
     return Group(scored.question, scored.trajectories, scored.scores, rewards, advantages, trained)
 
 
-def make_batch(config: ConfigDict, groups: Sequence[Group], rows: int) -> TrainBatch:
-    """All trained trajectories of the step, packed; its shape is the same in every step."""
-    learn = config.learn
-    examples = [
+def trained_examples(groups: Sequence[Group]) -> list[Example]:
+    """Every trajectory of the step that goes into the loss."""
+    return [
         dataclasses.replace(from_trajectory(trajectory, advantage), group=index)
         for index, group in enumerate(groups)
         for trajectory, advantage, trained in zip(
@@ -175,8 +176,6 @@ def make_batch(config: ConfigDict, groups: Sequence[Group], rows: int) -> TrainB
         )
         if trained
     ]
-    most = -(-config.rollout.prompts * config.rollout.group_size // rows)  # one trajectory in each row
-    return pack(examples, learn.row_length, rows, most, learn.normalizer)
 
 
 # ---------------------------------------------------------------------------------------------------- watching
