@@ -91,8 +91,9 @@ DESIGN_KEYS = (
     "time/rollout_s time/reward_s time/train_s time/sync_s reward/mixed reward/outcome reward/unknown_rate "
     "reward/zero_spread_groups agent/tool_calls agent/turns agent/tokens agent/generated_tokens agent/finished "
     "agent/format_error agent/over_length agent/tool_error learn/loss learn/grad_norm learn/entropy "
-    "learn/ratio_mean learn/icepop_masked learn/clipped learn/tokens learn/padding judge/calls judge/cached "
-    "judge/skipped judge/tokens judge/cost_usd version/policy version/staleness_max"
+    "learn/ratio_mean learn/icepop_masked learn/clipped learn/tokens learn/padding learn/idle_rows "
+    "learn/imbalance learn/waiting judge/calls judge/cached judge/skipped judge/tokens judge/cost_usd "
+    "version/policy version/staleness_max"
 ).split()
 
 

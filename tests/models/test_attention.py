@@ -188,6 +188,13 @@ def test_context_shards_do_equal_work():
         assert len(set(work)) == 1
 
 
+def test_context_shards_see_equally_many_keys():
+    """Token t of a whole-row segment sees t + 1 keys, however short the chunks."""
+    for length, shards in ((8, 4), (12, 2), (96, 8), (30, 1), (30, 3)):
+        keys = (context_order(length, shards) + 1).reshape(shards, -1).sum(1)
+        assert set(keys) == {length * (length + 1) // 2 // shards}
+
+
 def test_context_order_is_a_permutation_and_refuses_odd_rows():
     assert context_order(8, 1).tolist() == list(range(8))
     assert context_order(8, 2).tolist() == [0, 1, 6, 7, 2, 3, 4, 5]
