@@ -2,7 +2,8 @@
 
 A checkpoint folder holds `config.json` and either `model.safetensors` or several shards with
 `model.safetensors.index.json`.  Files are read by the offsets in their headers, only the slices that a device
-needs; they are written tensor by tensor.  So neither direction holds a second copy of the model.
+needs; they are written tensor by tensor.  So neither direction holds a second copy of the model, and a copy from
+folder to folder (`save_params` of `map_params`) holds none.
 """
 
 from __future__ import annotations
@@ -121,48 +122,60 @@ def as_stored(held: np.ndarray, inputs: int) -> np.ndarray:
 # ---------------------------------------------------------------------------------------------- reading
 
 
-def load_params(folder: Path | str, config: ModelConfig, shardings: Params | None = None) -> Params:
-    """The float32 parameters of a checkpoint: arrays on `shardings` (a tree of them), or NumPy without.
+@dataclass(frozen=True)
+class Stack:
+    """A parameter that still lies in its files: `shape` is that of the parameter, nothing is read yet.
 
-    Each host reads only the slices of its own devices.  Raises InputError that names every tensor that is
-    missing, unknown or has another shape.
+    `stack[index]` is one tensor as it is held, a memory-mapped view in the type of the file; so `save_params`
+    of a tree of stacks copies a model with one tensor in memory.
+    """
+
+    shape: tuple[int, ...]
+    entries: Mapping[tuple[int, ...], Entry]
+    tensors: Mapping[str, np.ndarray]
+
+    def __getitem__(self, index: tuple[int, ...]) -> np.ndarray:
+        entry = self.entries[index]
+        return as_held(self.tensors[entry.name], self.shape[len(index) :], entry.inputs)
+
+    def read(self, where: tuple[slice, ...]) -> np.ndarray:
+        """float32 values at `where`, a slice of each axis, read tensor by tensor."""
+        ranges = [range(*s.indices(n)) for s, n in zip(where, self.shape, strict=True)]
+        leading = len(next(iter(self.entries)))
+        out = np.empty([len(r) for r in ranges], np.float32)
+        for place in itertools.product(*(range(len(r)) for r in ranges[:leading])):
+            index = tuple(r[i] for r, i in zip(ranges, place, strict=False))
+            out[place] = self[index][tuple(where[leading:])]
+        return out
+
+
+def map_params(folder: Path | str, config: ModelConfig) -> Params:
+    """The parameters of a checkpoint as a tree of `Stack`.
+
+    Raises InputError that names every tensor that is missing, unknown or has another shape.
     """
     tensors = read_tensors(Path(folder))
     shapes = param_shapes(config)
     _check(Path(folder), config, tensors, shapes)
-    stacks: dict[tuple[str, ...], dict[tuple[int, ...], Entry]] = {}
+    entries: dict[tuple[str, ...], dict[tuple[int, ...], Entry]] = {}
     for entry in table(config):
-        stacks.setdefault(entry.path, {})[entry.index] = entry
+        entries.setdefault(entry.path, {})[entry.index] = entry
 
-    def load(path: tuple, shape: jax.ShapeDtypeStruct, sharding: Any = None) -> Any:
-        stack = stacks[tuple(key.key for key in path)]
+    def stack(path: tuple, shape: jax.ShapeDtypeStruct) -> Stack:
+        return Stack(shape.shape, entries[tuple(key.key for key in path)], tensors)
 
-        def part(where: tuple[slice, ...]) -> np.ndarray:
-            return _read_part(stack, tensors, shape.shape, where)
-
-        if sharding is None:
-            return part((slice(None),) * len(shape.shape))
-        return jax.make_array_from_callback(shape.shape, sharding, part)
-
-    trees = (shapes,) if shardings is None else (shapes, shardings)
-    return jax.tree_util.tree_map_with_path(load, *trees)
+    return jax.tree_util.tree_map_with_path(stack, shapes)
 
 
-def _read_part(
-    stack: Mapping[tuple[int, ...], Entry],
-    tensors: Mapping[str, np.ndarray],
-    shape: tuple[int, ...],
-    where: tuple[slice, ...],
-) -> np.ndarray:
-    """float32 values of the parameter at `where`, read tensor by tensor."""
-    ranges = [range(*s.indices(n)) for s, n in zip(where, shape, strict=True)]
-    leading = len(next(iter(stack)))
-    out = np.empty([len(r) for r in ranges], np.float32)
-    for place in itertools.product(*(range(len(r)) for r in ranges[:leading])):
-        entry = stack[tuple(r[i] for r, i in zip(ranges, place, strict=False))]
-        held = as_held(tensors[entry.name], shape[leading:], entry.inputs)
-        out[place] = held[tuple(where[leading:])]
-    return out
+def load_params(folder: Path | str, config: ModelConfig, shardings: Params | None = None) -> Params:
+    """The float32 parameters of a checkpoint: arrays on `shardings` (a tree of them), or NumPy without.
+
+    Each host reads only the slices of its own devices.  Raises InputError as `map_params` does.
+    """
+    stacks = map_params(folder, config)
+    if shardings is None:
+        return jax.tree.map(lambda stack: stack.read((slice(None),) * len(stack.shape)), stacks)
+    return jax.tree.map(lambda x, s: jax.make_array_from_callback(x.shape, s, x.read), stacks, shardings)
 
 
 def read_tensors(folder: Path) -> dict[str, np.ndarray]:
