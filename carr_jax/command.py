@@ -59,17 +59,26 @@ def _one_line(error: BaseException) -> str:
 
 
 def main(run: Callable[[ConfigDict, Path], None], argv: list[str]) -> int:
-    """Entry point of every script in launch/: parse, preflight, run.  Returns the exit status."""
-    try:
+    """Entry point of the scripts in launch/ that train: parse, preflight, run.  Returns the exit status."""
+
+    def work() -> None:
         config, workdir = parse(argv)
         missing = preflight(config, workdir)
         if missing:
             raise InputError("cannot start: " + "; ".join(missing))
         run(config, workdir)
+
+    return end_well(work, argv[0], "the same command resumes from the last checkpoint")
+
+
+def end_well(work: Callable[[], None], script: str, after_interrupt: str) -> int:
+    """Runs `work`; bad input and Ctrl-C end in one line.  Returns the exit status."""
+    try:
+        work()
     except InputError as error:
-        print(f"{Path(argv[0]).name}: {error}")
+        print(f"{Path(script).name}: {error}")
         return 2
     except KeyboardInterrupt:
-        print(f"{Path(argv[0]).name}: interrupted; the same command resumes from the last checkpoint")
+        print(f"{Path(script).name}: interrupted; {after_interrupt}")
         return 130
     return 0

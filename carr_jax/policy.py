@@ -3,12 +3,14 @@
 model.safetensors    parameters (or shards with model.safetensors.index.json)
 config.json          architecture
 tokenizer.json       as it was read
+and, where there are any, the files of `BESIDE`, which other programs need to serve the model
 """
 
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +26,24 @@ from carr_jax.records import InputError
 from carr_jax.sharding import make_mesh
 from carr_jax.weights import load_params, save_params, verify
 
+SAMPLE = "sample.txt"  # a text that the policy must predict well, see sanity.py
+BESIDE = (
+    *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt"),
+    *("chat_template.jinja", "chat_template.json", "generation_config.json", SAMPLE),
+)
+
 
 @dataclass(frozen=True)
 class Policy:
-    """`params` is a nested dict of fp32 arrays, layers stacked on a leading axis."""
+    """`params` is a nested dict of fp32 arrays, layers stacked on a leading axis.
+
+    `beside` holds further files of the folder by name, byte for byte.
+    """
 
     model: ModelConfig
     params: Any
     tokenizer: Tokenizer
+    beside: Mapping[str, bytes] = field(default_factory=dict)
 
 
 def load_policy(config: ConfigDict, corpus_texts: list[str]) -> Policy:
@@ -42,8 +54,11 @@ def load_policy(config: ConfigDict, corpus_texts: list[str]) -> Policy:
     mesh = make_mesh(config.mesh)
     if config.model.policy:
         return read_policy(Path(config.model.policy), mesh)
+    beside: dict[str, bytes] = {}
     if config.model.tokenizer:
         tokenizer = Tokenizer.load(config.model.tokenizer)
+        beside = files_beside(Path(config.model.tokenizer))
+        beside.pop(SAMPLE, None)  # that of other weights
     else:
         tokenizer = train_bpe(corpus_texts, config.model.vocab_size)
     if config.model.hf_config:
@@ -51,7 +66,7 @@ def load_policy(config: ConfigDict, corpus_texts: list[str]) -> Policy:
     else:
         model = dataclasses.replace(PRESETS[config.model.preset], vocab_size=tokenizer.vocab_size)
     init = jax.jit(init_params, static_argnums=0, out_shardings=param_shardings(model, mesh))
-    return Policy(model, init(model, jax.random.key(config.seed)), tokenizer)
+    return Policy(model, init(model, jax.random.key(config.seed)), tokenizer, beside)
 
 
 def read_policy(folder: Path, mesh: Mesh | None = None) -> Policy:
@@ -59,16 +74,31 @@ def read_policy(folder: Path, mesh: Mesh | None = None) -> Policy:
 
     Raises InputError that names what does not fit, or what was changed since the folder was written.
     """
+    refuse_changed(folder)
+    model = from_hf_config(folder)
+    shardings = None if mesh is None else param_shardings(model, mesh)
+    params = load_params(folder, model, shardings)
+    return Policy(model, params, Tokenizer.load(folder), files_beside(folder))
+
+
+def refuse_changed(folder: Path) -> None:
+    """Raises InputError that names the files of a folder which are not those of its manifest."""
     if problems := verify(folder):
         raise InputError(
             f"{folder}: {'; '.join(problems)}; copy the folder again, or remove its manifest.json to use it so"
         )
-    model = from_hf_config(folder)
-    shardings = None if mesh is None else param_shardings(model, mesh)
-    return Policy(model, load_params(folder, model, shardings), Tokenizer.load(folder))
+
+
+def files_beside(folder: Path) -> dict[str, bytes]:
+    """Those of `BESIDE` that lie in a folder."""
+    return {name: (folder / name).read_bytes() for name in BESIDE if (folder / name).is_file()}
 
 
 def write_policy(folder: Path, policy: Policy, dtype: str = "float32") -> None:
     """Writes a policy folder, which transformers and SGLang can load as well."""
-    beside = {tokenizers.FILE: policy.tokenizer.source.encode()}
-    save_params(folder, policy.params, policy.model, dtype, beside=beside)
+    save_params(folder, policy.params, policy.model, dtype, beside=small_files(policy))
+
+
+def small_files(policy: Policy) -> dict[str, bytes]:
+    """All files of a policy folder but the weights and config.json, by name."""
+    return {tokenizers.FILE: policy.tokenizer.source.encode(), **policy.beside}

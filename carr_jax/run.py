@@ -1,4 +1,4 @@
-"""A run is a folder: config.json, metrics.jsonl, trajectories/, checkpoints/, report.html."""
+"""A run is a folder: config.json, tokenizer/, metrics.jsonl, trajectories/, checkpoints/, report.html."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from ml_collections import ConfigDict
 
 from carr_jax import __version__
 from carr_jax.config import flatten
+from carr_jax.models.config import to_hf_config
 from carr_jax.observe.files import atomic_file
-from carr_jax.policy import Policy
+from carr_jax.policy import Policy, small_files
 from carr_jax.records import to_json
 from carr_jax.task import Task
 
@@ -43,13 +44,24 @@ class RunFolder:
     def policy(self) -> Path:
         return self.path / "policy"
 
+    @property
+    def tokenizer(self) -> Path:
+        return self.path / "tokenizer"
+
     def trajectories(self, step: int) -> Path:
         return self.path / "trajectories" / f"step_{step:06d}.jsonl.gz"
 
     def describe(self, config: ConfigDict, task: Task, policy: Policy) -> None:
-        """Writes config.json: the resolved configuration with versions and hashes of data and weights."""
+        """Writes config.json: the resolved configuration with versions and hashes of data and weights.
+
+        With its `architecture` and the folder tokenizer/, a checkpoint can be exported from the run alone.
+        """
+        for name, content in small_files(policy).items():
+            with atomic_file(self.tokenizer / name) as file:
+                file.write(content)
         facts = {
             "config": json.loads(json.dumps(flatten(config))),
+            "architecture": to_hf_config(policy.model),
             "versions": _versions(),
             "devices": [str(d) for d in jax.devices()],
             "questions_sha256": _sha256(json.dumps([to_json(q) for q in task.questions]).encode()),

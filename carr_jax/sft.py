@@ -25,13 +25,14 @@ from carr_jax.learning.batch import Example, supervised_example
 from carr_jax.learning.layout import rows_enough
 from carr_jax.observe.live import LiveView
 from carr_jax.observe.metrics import MetricsLog
-from carr_jax.policy import load_policy, write_policy
+from carr_jax.policy import SAMPLE, Policy, load_policy, write_policy
 from carr_jax.records import InputError, Question, Score, Trajectory
 from carr_jax.rewards.carr import score_group
 from carr_jax.rewards.judge import ExactJudge
 from carr_jax.rollout.scheduler import Rollouts
 from carr_jax.rollout.scripted import ScriptedEngine, expert
 from carr_jax.run import RunFolder
+from carr_jax.sanity import warning
 from carr_jax.search.corpus import page_text
 from carr_jax.search.world import WorldConfig, build_world
 from carr_jax.task import Task, load_task
@@ -46,7 +47,8 @@ def finetune(config: ConfigDict, workdir: Path) -> None:
     run = RunFolder(workdir)
     task = load_task(config, "sft")
     policy = load_policy(config, tokenizer_texts(task))
-    run.describe(config, task, policy)
+    if config.model.policy and (said := warning(policy)):
+        console.print(f"config.model.policy={config.model.policy}: {said}", style="yellow")
     chat = Chat(policy.tokenizer)
     kept, rejected = [], 0
     for seed in range(config.world.seed, config.world.seed + config.sft.worlds):
@@ -57,6 +59,9 @@ def finetune(config: ConfigDict, workdir: Path) -> None:
     console.print(f"{len(kept)} traces kept, {rejected} rejected")
     if not kept:
         raise InputError("no trace reaches config.sft.min_outcome and config.sft.min_rubric")
+    if not config.model.policy:
+        policy = with_sample(policy, kept)
+    run.describe(config, task, policy)
 
     # ---------------------------------------------------------------------- the learner, new or resumed
     examples = [supervised_example(t.ids, t.mask, i) for i, t in enumerate(kept)]
@@ -84,6 +89,12 @@ def finetune(config: ConfigDict, workdir: Path) -> None:
             view.step(row)
     write_policy(run.policy, dataclasses.replace(policy, params=learner.params))
     console.print(f"policy: {run.policy}")
+
+
+def with_sample(policy: Policy, kept: Sequence[Trajectory]) -> Policy:
+    """The policy with its shortest trace beside it: what one that began with random weights can predict."""
+    text = policy.tokenizer.decode(min((t.ids for t in kept), key=len))
+    return dataclasses.replace(policy, beside={**policy.beside, SAMPLE: text.encode()})
 
 
 def in_world(config: ConfigDict, seed: int, task: Task) -> Task:

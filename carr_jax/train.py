@@ -33,6 +33,7 @@ from carr_jax.rewards.judge import ExactJudge
 from carr_jax.rollout.embedded import EmbeddedEngine
 from carr_jax.rollout.scheduler import Rollouts, Scored, Scorer, run_groups
 from carr_jax.run import RunFolder
+from carr_jax.sanity import warning
 from carr_jax.task import Task, load_task, question_order
 
 _TRAINING, _EVALUATION = 0, 1  # keep the random streams apart
@@ -45,6 +46,8 @@ def train(config: ConfigDict, workdir: Path) -> None:
     run = RunFolder(workdir)
     task = load_task(config, "train")
     policy = load_policy(config, [page.text for page in task.pages])
+    if config.model.policy and (said := warning(policy)):
+        console.print(f"config.model.policy={config.model.policy}: {said}", style="yellow")
     run.describe(config, task, policy)
     learner = Learner(config, policy, "policy", config.train.steps, run)
     trajectories = config.rollout.prompts * config.rollout.group_size

@@ -2,8 +2,8 @@
 
 A checkpoint folder holds `config.json` and either `model.safetensors` or several shards with
 `model.safetensors.index.json`.  Files are read by the offsets in their headers, only the slices that a device
-needs; they are written tensor by tensor.  So neither direction holds a second copy of the model, and a copy from
-folder to folder (`save_params` of `map_params`) holds none.
+needs; they are written tensor by tensor.  So neither direction holds a second copy of the model, and what goes
+from folder to folder (`save_params` of `map_params`) is not held at all.
 """
 
 from __future__ import annotations

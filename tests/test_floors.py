@@ -9,6 +9,8 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "carr_jax"
 
+LOOP = set("agent learner learning observe policy rewards rollout run sanity task".split())
+
 # Each room with the rooms that it may import; every room may import records and itself.
 MAY_IMPORT = {
     "records": set(),
@@ -26,10 +28,12 @@ MAY_IMPORT = {
     "task": {"agent", "data", "search"},
     "weights": {"models"},
     "policy": {"agent", "models", "sharding", "weights"},
-    "run": {"config", "observe", "policy", "task"},
+    "run": {"config", "models", "observe", "policy", "task"},
+    "sanity": {"models", "policy"},
+    "convert": {"agent", "learning", "models", "policy", "run", "sanity", "weights"},
     "learner": {"learning", "policy", "run", "sharding"},
-    "train": {"agent", "learner", "learning", "observe", "policy", "rewards", "rollout", "run", "task"},
-    "sft": {"agent", "learner", "learning", "observe", "policy", "rewards", "rollout", "run", "search", "task"},
+    "train": LOOP,
+    "sft": LOOP | {"search"},
 }
 WITHOUT_JAX = ("agent", "search", "rewards", "data", "observe")
 

@@ -51,7 +51,7 @@ class Checkpoints:
         `abstract_state` is a state or its jax.ShapeDtypeStructs.  Raises InputError with one line when the
         checkpoint has other leaves, shapes or dtypes.
         """
-        header = self._manager.restore(step, args=ocp.args.Composite(header=ocp.args.JsonRestore())).header
+        header = _header(self._manager, step)
         wanted = _leaves(abstract_state)
         if header["leaves"] != wanted:
             raise InputError(
@@ -66,6 +66,38 @@ class Checkpoints:
 
     def close(self) -> None:
         self._manager.close()
+
+
+def restore_params(directory: Path | str, step: int | None, abstract_params: Any) -> tuple[int, Any]:
+    """(step, parameters) of a checkpoint, the newest when `step` is None; the moments are not read.
+
+    Nothing in the folder is changed, so the run may be going on.  `abstract_params` are jax.ShapeDtypeStructs
+    with shardings.  Raises InputError for a step that is not there, or with other parameters.
+    """
+    options = ocp.CheckpointManagerOptions(
+        create=False, cleanup_tmp_directories=False, enable_async_checkpointing=False
+    )
+    manager = ocp.CheckpointManager(Path(directory).absolute(), options=options)
+    if not (steps := sorted(manager.all_steps())):
+        raise InputError(f"{directory}: there is no complete checkpoint yet")
+    step = steps[-1] if step is None else step
+    if step not in steps:
+        raise InputError(f"{directory}: there is no checkpoint {step}, only {', '.join(map(str, steps))}")
+    wanted = _leaves({"params": abstract_params})
+    saved = {k: v for k, v in _header(manager, step)["leaves"].items() if k.startswith("params/")}
+    if saved != wanted:
+        raise InputError(
+            f"checkpoint {step} in {directory} is not of the run's architecture: {_difference(saved, wanted)}"
+        )
+    target = {"params": abstract_params}
+    how = ocp.args.PyTreeRestore(
+        item=target, restore_args=ocp.checkpoint_utils.construct_restore_args(target), partial_restore=True
+    )
+    return step, manager.restore(step, args=ocp.args.Composite(state=how)).state["params"]
+
+
+def _header(manager: ocp.CheckpointManager, step: int) -> dict[str, Any]:
+    return manager.restore(step, args=ocp.args.Composite(header=ocp.args.JsonRestore())).header
 
 
 def _name(path: tuple) -> str:
