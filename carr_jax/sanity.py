@@ -72,6 +72,8 @@ def read_text(policy: Policy, name: str, text: str) -> Reading:
     """
     ids, counted = encode(policy, text)
     targets = np.flatnonzero(counted[1:LONGEST]) + 1
+    if not targets.size:
+        return Reading(name, 0, math.nan)
     nll = _nll(policy.params, policy.model, np.asarray(ids[:LONGEST], np.int32)[None], targets)
     return Reading(name, targets.size, float(np.exp(nll, dtype=np.float64)))
 

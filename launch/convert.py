@@ -112,8 +112,8 @@ def nearest(name):
     return f"; did you mean {near[0]}?" if near else ""
 
 
-def run():
-    fields = parse(sys.argv[1:])
+def run(arguments):
+    fields = parse(arguments)
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # this is work of the host
     from carr_jax import convert  # imports jax, so only after the command line was understood
 
@@ -123,5 +123,9 @@ def run():
         raise InputError(f"{error.filename or fields['target']}: {error.strerror}") from error
 
 
+def main(argv):
+    return end_well(lambda: run(argv[1:]), argv[0], "the folder was not written")
+
+
 if __name__ == "__main__":
-    sys.exit(end_well(run, sys.argv[0], "the folder was not written"))
+    sys.exit(main(sys.argv))

@@ -65,6 +65,7 @@ def finished(tmp_path_factory, environment):
     workdir = tmp_path_factory.mktemp("runs") / "whole"
     done = subprocess.run(command(workdir), cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "perplexity" not in done.stdout, "the shipped policy is no nonsense"
     return workdir
 
 
@@ -85,6 +86,22 @@ def test_a_run_leaves_what_the_design_promises(finished):
     facts = json.loads((finished / "config.json").read_text())
     assert facts["config"]["train.steps"] == STEPS
     assert facts["versions"]["jax"] and len(facts["weights_sha256"]) == 64
+
+
+def test_a_checkpoint_can_be_exported_from_the_run_alone(finished, environment, tmp_path):
+    """The newest checkpoint is the final policy, so its export is the same folder, byte for byte."""
+    options = [f"--from={finished}", f"--to={tmp_path / 'out'}", "--dtype=float32", "--check"]
+    done = subprocess.run(
+        [sys.executable, "launch/convert.py", *options],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"checkpoint {STEPS} of" in done.stdout and "perplexity 1.0 on sample.txt" in done.stdout
+    exported = {p.name: p.read_bytes() for p in (tmp_path / "out").iterdir()}
+    assert exported == {p.name: p.read_bytes() for p in (finished / "policy").iterdir()}
 
 
 DESIGN_KEYS = (
