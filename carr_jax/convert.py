@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from carr_jax.agent.tokenizer import Tokenizer
@@ -130,7 +131,7 @@ def check(policy: Policy, job: Conversion) -> str:
         shardings = jax.tree.map(lambda x: x.sharding, _on_one_device(policy.model))
         params = load_params(job.source, policy.model, shardings)
         policy = dataclasses.replace(policy, params=params)
-    texts = [(str(job.text), job.text.read_text())] if job.text else []
+    texts = [(str(job.text), job.text.read_text(errors="replace"))] if job.text else []
     reading, said = doubt(policy, strict_limit(policy.model.vocab_size), texts)
     if said:
         raise InputError(
@@ -143,5 +144,10 @@ def check(policy: Policy, job: Conversion) -> str:
 def differences(source: Path, target: Path) -> list[str]:
     """Tensors of two model folders that are not the same in the type of the target, compared by name."""
     before, after = read_tensors(source), read_tensors(target)
-    changed = [n for n, x in after.items() if before[n].astype(x.dtype).tobytes() != x.tobytes()]
+    changed = [n for n, x in after.items() if not _same_bits(before[n].astype(x.dtype, copy=False), x)]
     return [f"{len(changed)} tensors differ, {changed[0]} first"] if changed else []
+
+
+def _same_bits(a: np.ndarray, b: np.ndarray) -> bool:
+    bits = f"u{b.dtype.itemsize}"
+    return np.array_equal(a.view(bits), b.view(bits))

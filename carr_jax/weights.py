@@ -319,7 +319,7 @@ def _file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _write(path: Path, blocks: Iterable[bytes]) -> str:
+def _write(path: Path, blocks: Iterable[bytes | memoryview]) -> str:
     """Writes a file block by block; returns its sha256 sum."""
     digest = hashlib.sha256()
     with path.open("wb") as file:
@@ -355,7 +355,7 @@ def _index(shards: Mapping[str, Sequence[Entry]], params: Params, dtype: str) ->
     return {"metadata": {"total_size": total}, "weight_map": where}
 
 
-def _safetensors(entries: Sequence[Entry], params: Params, dtype: str) -> Iterator[bytes]:
+def _safetensors(entries: Sequence[Entry], params: Params, dtype: str) -> Iterator[bytes | memoryview]:
     """The blocks of one file: header, then one tensor after the other."""
     kind = _KINDS[dtype]
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
@@ -368,8 +368,11 @@ def _safetensors(entries: Sequence[Entry], params: Params, dtype: str) -> Iterat
     text += b" " * (-len(text) % 8)  # the data begin on a multiple of eight
     yield len(text).to_bytes(8, "little") + text
     for entry in entries:
-        held = _pick(_at(params, entry.path), entry.index)
-        yield as_stored(held, entry.inputs).astype(_DTYPES[kind]).tobytes()
+        stored = as_stored(_pick(_at(params, entry.path), entry.index), entry.inputs)
+        stored = np.ascontiguousarray(
+            stored.astype(_DTYPES[kind], copy=False)
+        )  # the mapped file, if nothing changes
+        yield stored.reshape(-1).view(np.uint8).data
 
 
 def _bytes(entry: Entry, params: Params, dtype: str) -> int:

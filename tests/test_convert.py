@@ -14,6 +14,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from carr_jax.agent.tokenizer import train_bpe
+from carr_jax.convert import differences
 from carr_jax.learning.checkpoint import Checkpoints
 from carr_jax.learning.step import LearnConfig, init_state
 from carr_jax.models.config import from_hf_config, to_hf_config
@@ -100,6 +101,18 @@ def test_there_and_back_is_byte_identical(config, shards, tmp_path, capsys):
     assert all(v.dtype == ml_dtypes.bfloat16 for v in back.values())
     assert verify(tmp_path / "again") == []
     assert from_hf_config(tmp_path / "again") == config
+
+
+def test_one_bit_of_difference_is_found(tmp_path):
+    published(tmp_path / "hf", DENSE)
+    for name in ("same", "other"):
+        command(f"--from={tmp_path / 'hf'}", f"--to={tmp_path / name}", "--no-check")
+    weights = tmp_path / "other" / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-2] ^= 1
+    weights.write_bytes(data)
+    assert differences(tmp_path / "hf", tmp_path / "same") == []
+    assert differences(tmp_path / "hf", tmp_path / "other") == ["1 tensors differ, model.norm.weight first"]
 
 
 def test_the_tokenizers_files_come_along_and_nothing_else(tmp_path):

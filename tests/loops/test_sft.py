@@ -67,3 +67,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(tmp_path):
     assert files[0] == files[1]
     policy = read_policy(tmp_path / "whole" / "policy")
     assert policy.model.vocab_size == policy.tokenizer.vocab_size
+    assert policy.beside["sample.txt"].startswith(b"<|im_start|>system") and len(policy.beside) == 1
+    for name in ("tokenizer.json", "sample.txt"):
+        saved = (tmp_path / "whole" / "tokenizer" / name).read_bytes()
+        assert saved == (tmp_path / "whole" / "policy" / name).read_bytes()
