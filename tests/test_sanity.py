@@ -9,9 +9,10 @@ import pytest
 
 from carr_jax import sanity
 from carr_jax.agent.chat import Chat
-from carr_jax.models.qwen3 import head_matrix, hidden_states
+from carr_jax.models.qwen3 import head_matrix, hidden_states, param_shardings
 from carr_jax.policy import SAMPLE, read_policy
 from carr_jax.sanity import doubt, encode, loose_limit, read_text, strict_limit, warning
+from carr_jax.sharding import MESH_AXES, make_mesh
 
 SHIPPED = read_policy(Path(__file__).parents[1] / "carr_jax" / "assets" / "sft_tiny")
 TRACE = SHIPPED.beside[SAMPLE].decode()
@@ -93,6 +94,13 @@ def test_perplexity_is_what_numpy_says():
 def test_blind_guessing_has_the_size_of_the_vocabulary():
     blind = changed(lambda params: params["embedding"].fill(0))
     assert read_text(blind, "", TRACE).perplexity == pytest.approx(2230, rel=1e-3)
+
+
+def test_parameters_on_a_mesh_read_the_same():
+    mesh = make_mesh(dict.fromkeys(MESH_AXES, 1) | dict(data=2, fsdp=2))
+    params = jax.device_put(SHIPPED.params, param_shardings(SHIPPED.model, mesh))
+    spread = read_text(dataclasses.replace(SHIPPED, params=params), "", TRACE)
+    assert spread.perplexity == pytest.approx(read_text(SHIPPED, "", TRACE).perplexity, rel=1e-4)
 
 
 def test_only_what_the_assistant_writes_counts():

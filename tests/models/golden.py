@@ -17,6 +17,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from carr_jax.models.compute import Compute
 from carr_jax.models.config import ModelConfig, from_hf_config, to_hf_config
 from carr_jax.models.qwen3 import Params, hidden_states, param_shapes
 from carr_jax.weights import load_params, save_params, stored_shape, table
@@ -135,10 +136,10 @@ def torch_states(hidden: np.ndarray, params: Params, config: ModelConfig) -> np.
     return np.concatenate([normed, hidden[-1:]])
 
 
-def our_states(params: Params, config: ModelConfig, case: str, **options) -> np.ndarray:
-    """The same of our model, float32.  `options` are those of `hidden_states`, such as the compute type."""
+def our_states(params: Params, config: ModelConfig, case: str, compute: Compute = Compute()) -> np.ndarray:
+    """The same of our model, float32."""
     ids, positions = (x.astype(np.int32) for x in inputs(case))
-    forward = jax.jit(lambda p: hidden_states(p, config, ids, positions, np.ones_like(ids), **options)[0])
+    forward = jax.jit(lambda p: hidden_states(p, config, ids, positions, np.ones_like(ids), compute)[0])
     states = [forward(silenced(params, n)) for n in range(config.num_layers + 1)]
     return np.stack(states).astype(np.float32)
 
