@@ -48,6 +48,8 @@ def _unknown_key(argv: list[str]) -> str:
     unknown = next((name for name in names if name not in fields), None)
     if unknown is None:
         return ""
+    if "lora" in unknown.lower():
+        return f"config.{unknown}: LoRA is not part of this recipe, all weights are trained"
     near = difflib.get_close_matches(unknown, fields, n=1)
     return f"unknown configuration key config.{unknown}" + (f"; did you mean config.{near[0]}?" if near else "")
 

@@ -66,21 +66,7 @@ def _shared() -> dict:
             strict=False,  # True: a turn must be written byte for byte as the template writes it
             forgive=False,  # True: a malformed call is answered with an error text and the episode goes on
         ),
-        learn=dict(
-            lr=2e-6,  # peak learning rate
-            schedule="constant",  # constant, or cosine (to a tenth of the peak over the whole run)
-            warmup_steps=0,  # linear warm-up
-            b1=0.9,  # AdamW's decay of the first moment
-            b2=0.98,  # and of the second
-            weight_decay=0.1,  # on matrices only
-            clip_norm=1.0,  # global gradient norm
-            normalizer="global_tokens",  # denominator of the loss: global_tokens, per_group, per_sequence
-            row_length=64_000,  # tokens of one packed row; at least agent.context
-            rows=1,  # rows of one micro-batch over all devices; 0 = one for each data * fsdp * expert shard
-            pack=True,  # several trajectories in a row; False = one, which some attention kernels need
-            logprob_chunk=1024,  # tokens of a device whose logits are held at once
-            moments="float32",  # AdamW's moments: float32, bfloat16 (half the memory), host (in host memory)
-        ),
+        learn=_learn(),
         mesh=dict(  # devices along each mesh axis, see sharding.py; -1 = all that the others leave
             data=1,
             fsdp=1,
@@ -92,6 +78,25 @@ def _shared() -> dict:
             every=1,  # optimiser steps between checkpoints; a killed run repeats at most these
             keep=2,  # newest checkpoints kept
         ),
+    )
+
+
+def _learn() -> dict:
+    """The section `learn`, as far as both have it."""
+    return dict(
+        lr=2e-6,  # peak learning rate
+        schedule="constant",  # constant, or cosine (to a tenth of the peak over the whole run)
+        warmup_steps=0,  # linear warm-up
+        b1=0.9,  # AdamW's decay of the first moment
+        b2=0.98,  # and of the second
+        weight_decay=0.1,  # on matrices only
+        clip_norm=1.0,  # global gradient norm
+        normalizer="global_tokens",  # denominator of the loss: global_tokens, per_group, per_sequence
+        row_length=64_000,  # tokens of one packed row; at least agent.context
+        rows=1,  # rows of one micro-batch over all devices; 0 = one for each data * fsdp * expert shard
+        pack=True,  # several trajectories in a row; False = one, which some attention kernels need
+        logprob_chunk=1024,  # tokens of a device whose logits are held at once
+        moments="float32",  # AdamW's moments: float32, bfloat16 (half the memory), host (in host memory)
     )
 
 
@@ -279,6 +284,10 @@ def preflight(config: ConfigDict, workdir: Path) -> list[str]:
         for names in files:
             if not any((folder / name).is_file() for name in names):
                 found.append(f"config.{key}: {folder} has no {' or '.join(names)}")
+    if flat["model.policy"] and (Path(flat["model.policy"]) / "adapter_config.json").is_file():
+        found.append(
+            f"config.model.policy: {flat['model.policy']} is a LoRA adapter; merge it into its base model"
+        )
     if flat["model.hf_config"] and not Path(flat["model.hf_config"]).is_file():
         found.append(f"config.model.hf_config: there is no file {flat['model.hf_config']}")
     return found + _workdir_problems(config, workdir)

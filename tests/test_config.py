@@ -42,6 +42,7 @@ def test_overrides_and_default_workdir():
         (["--config=nowhere.py"], "nowhere.py: there is no such file"),
         ([f"--config={TINY}", "--config.learn.lrate=1"], "config.learn.lrate; did you mean config.learn.lr?"),
         ([f"--config={TINY}", "--config.lern.lr=1"], "did you mean config.learn.lr?"),
+        ([f"--config={TINY}", "--config.model.lora_rank=8"], "LoRA is not part of this recipe"),
         ([f"--config={TINY}", "--config.learn.lr=fast"], "fast"),
         ([f"--config={TINY}", "--workdr=x"], "unknown option --workdr"),
         ([f"--config={TINY}", "extra"], "unexpected argument 'extra'"),
@@ -122,11 +123,13 @@ def test_every_field_is_read():
     from carr_jax.learning.step import LearnConfig
     from carr_jax.search.corpus import Corpus
     from carr_jax.search.world import WorldConfig
+    from carr_jax.sharding import MESH_AXES
 
     passed_on = {
         "search": set(inspect.signature(Corpus.__init__).parameters),
         "world": {f.name for f in dataclasses.fields(WorldConfig)},
         "learn": {f.name for f in dataclasses.fields(LearnConfig)},
+        "mesh": set(MESH_AXES),
     }
     sources = [p.read_text() for p in (ROOT / "carr_jax").rglob("*.py") if p.name != "config.py"]
     for name in {**configuration.flatten(configuration.rl()), **configuration.flatten(configuration.sft())}:

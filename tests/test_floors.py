@@ -14,9 +14,9 @@ LOOP = set("agent learner learning observe policy rewards rollout run sanity tas
 # Each room with the rooms that it may import; every room may import records and itself.
 MAY_IMPORT = {
     "records": set(),
-    "models": set(),
-    "sharding": {"models"},
-    "learning": {"models"},
+    "sharding": set(),
+    "models": {"sharding"},
+    "learning": {"models", "sharding"},
     "search": set(),
     "rewards": set(),
     "data": {"rewards"},
@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "run": {"config", "models", "observe", "policy", "task"},
     "sanity": {"models", "policy"},
     "convert": {"agent", "learning", "models", "policy", "run", "sanity", "weights"},
-    "learner": {"learning", "policy", "run", "sharding"},
+    "learner": {"learning", "models", "policy", "run", "sharding"},
     "train": LOOP,
     "sft": LOOP | {"search"},
 }
