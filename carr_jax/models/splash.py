@@ -15,7 +15,7 @@ from carr_jax.models.blockwise import KEPT
 
 _BLOCK = 1024
 _BLOCK_COMPUTE = 512
-_BACKWARD_KEYS = 4096  # keys of a block of the backward pass
+_BACKWARD_BLOCKS = 32  # blocks of keys of the backward pass: with few, the diagonal ones waste more
 _PARTIAL_BYTES = 2**29  # about the most memory that the partial gradients of the queries may take
 
 
@@ -48,7 +48,7 @@ def splash_kernel(order: bytes, heads: int, shards: int, keep: bool, interpret: 
     indices = np.frombuffer(order, np.int32)
     own = min(_BLOCK, indices.size // shards)
     keys = min(_BLOCK, indices.size)
-    wide = min(_BACKWARD_KEYS, indices.size)
+    wide = backward_keys(indices.size)
     sizes = kernels.BlockSizes(
         block_q=own,
         block_kv=keys,
@@ -93,12 +93,17 @@ def splash_attention(heads: int, kernel, q_BxSxHxD, k_BxTxKxD, v_BxTxKxD, own_Bx
     return jax.vmap(one_row)(q, k_BxTxKxD, v_BxTxKxD, own_BxS, row_BxT).astype(q.dtype)
 
 
+def backward_keys(length: int) -> int:
+    """Keys of a block of the backward pass; more than 4096 do not fit the memory of a core."""
+    return min(max(length // _BACKWARD_BLOCKS, _BLOCK), 4096, length)
+
+
 def heads_at_once(length: int, shards: int, heads: int, kv_heads: int, head_dim: int) -> int:
     """How many query heads of a device share a call, so that the partial gradients stay small.
 
     The backward pass writes, for each block of keys, a gradient of all queries in two bytes a number.
     """
-    blocks = -(-length // _BACKWARD_KEYS)
+    blocks = length // backward_keys(length)
     per_head = blocks * (length // shards) * head_dim * 2
     groups = (n for n in range(kv_heads, 0, -1) if kv_heads % n == 0)
     fits = (n * heads // kv_heads for n in groups if n * heads // kv_heads * per_head <= _PARTIAL_BYTES)
