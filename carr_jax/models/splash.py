@@ -82,20 +82,26 @@ def splash_attention(heads: int, kernel, q_BxSxHxD, k_BxTxKxD, v_BxTxKxD, own_Bx
     The kernel is called for `heads` of them at a time, see `heads_at_once`.
     """
     q = (q_BxSxHxD * q_BxSxHxD.shape[-1] ** -0.5).astype(q_BxSxHxD.dtype)
-    parts = q.shape[2] // heads
+    _, _, h, d = q.shape
+    key_heads = max(heads * k_BxTxKxD.shape[2] // h, 1)  # of one call
 
     def one_row(q_SxHxD, k_TxKxD, v_TxKxD, own_S, row_T):
         segments = kernels.SegmentIds(own_S, row_T)
-        heads = [x.swapaxes(0, 1).reshape(parts, -1, *x.shape[::2]) for x in (q_SxHxD, k_TxKxD, v_TxKxD)]
-        out = jax.lax.map(lambda h: kernel(*h, segment_ids=segments), heads)
-        return out.reshape(-1, *out.shape[2:]).swapaxes(0, 1)
+        k, v = (x.swapaxes(0, 1).reshape(-1, key_heads, x.shape[0], d) for x in (k_TxKxD, v_TxKxD))
+        q = q_SxHxD.swapaxes(0, 1).reshape(k.shape[0], -1, heads, q_SxHxD.shape[0], d)
+
+        def some_heads(xs):
+            q, k, v = xs
+            return jax.lax.map(lambda q: kernel(q, k, v, segment_ids=segments), q)
+
+        return jax.lax.map(some_heads, (q, k, v)).reshape(h, -1, d).swapaxes(0, 1)
 
     return jax.vmap(one_row)(q, k_BxTxKxD, v_BxTxKxD, own_BxS, row_BxT).astype(q.dtype)
 
 
 def backward_keys(length: int) -> int:
-    """Keys of a block of the backward pass; more than 4096 do not fit the memory of a core."""
-    return min(max(length // _BACKWARD_BLOCKS, _BLOCK), 4096, length)
+    """Keys of a block of the backward pass; more than 2048 do not fit the fast memory of a v5p."""
+    return min(max(length // _BACKWARD_BLOCKS, _BLOCK), 2048, length)
 
 
 def heads_at_once(length: int, shards: int, heads: int, kv_heads: int, head_dim: int) -> int:
@@ -105,6 +111,7 @@ def heads_at_once(length: int, shards: int, heads: int, kv_heads: int, head_dim:
     """
     blocks = length // backward_keys(length)
     per_head = blocks * (length // shards) * head_dim * 2
-    groups = (n for n in range(kv_heads, 0, -1) if kv_heads % n == 0)
-    fits = (n * heads // kv_heads for n in groups if n * heads // kv_heads * per_head <= _PARTIAL_BYTES)
-    return next(fits, heads // kv_heads)
+    group = heads // kv_heads
+    whole = [n * group for n in range(kv_heads, 0, -1) if kv_heads % n == 0]  # all queries of some key heads,
+    parts = [n for n in range(group - 1, 0, -1) if group % n == 0]  # or some queries of one
+    return next((n for n in whole + parts if n * per_head <= _PARTIAL_BYTES), 1)

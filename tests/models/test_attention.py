@@ -76,6 +76,7 @@ KERNELS = {
     "blockwise, context and heads": dict(compute=Compute(), sizes=dict(context=2, tensor=2)),
     "splash": dict(compute=Compute(attention="splash", interpret=True), sizes={}),
     "splash, head by head": dict(compute=Compute(attention="splash", interpret=True), sizes={}),
+    "splash, two by two": dict(compute=Compute(attention="splash", interpret=True), sizes={}),
     "splash, 2 contexts": dict(compute=Compute(attention="splash", interpret=True), sizes=dict(context=2)),
 }
 
@@ -86,6 +87,8 @@ def test_every_kernel_equals_dense_attention(kernel, row, monkeypatch):
     """Values and gradients, with packing, padding, grouped heads and rows of many blocks."""
     if kernel == "splash, head by head":
         monkeypatch.setattr(splash, "_PARTIAL_BYTES", 1)
+    if kernel == "splash, two by two":
+        monkeypatch.setattr(splash, "_PARTIAL_BYTES", 2 * 256 * 128 * 2)
     compute, sizes = KERNELS[kernel]["compute"], KERNELS[kernel]["sizes"]
     interpreted = compute.attention == "splash"
     if interpreted and row != "packed":
