@@ -244,7 +244,8 @@ def train_step(
 
     mesh = config.compute.mesh
     pinned = None if mesh is None else qwen3.param_shardings(model, mesh)
-    grads, loss_sum, statistics = accumulate(loss_fn, state.params, arrays, micro_batches, pinned)
+    working = qwen3.working_copy(state.params, config.compute)
+    grads, loss_sum, statistics = accumulate(loss_fn, working, arrays, micro_batches, pinned)
     lr = config.learning_rate(state.step)
     if config.moments == "host":
         near = dataclasses.replace(config, moments="float32")

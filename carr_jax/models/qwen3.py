@@ -1,8 +1,8 @@
 """The Qwen3 policy, dense and mixture of experts, as pure functions over a plain dict of float32 arrays.
 
 Inside it is Flax Linen (`nn.scan` over layers, `nn.remat`); outside only `init_params`, `hidden_states`,
-`extend`, `head_matrix`, `expert_loads`, `param_shapes` and `param_shardings` are seen.  Parameters of the
-layers are stacked on a leading axis L and cast to the compute dtype inside the scan, one layer at a time.
+`extend`, `head_matrix`, `working_copy`, `expert_loads`, `param_shapes` and `param_shardings` are seen.
+Parameters of the layers are stacked on a leading axis L.
 
 Dimension letters: B rows, S or C tokens, M (public: D) model width, H query heads, K key heads, D head_dim,
 F width of the MLP, E experts, V vocabulary, T cached tokens.
@@ -229,6 +229,20 @@ def logical_axes(config: ModelConfig) -> Params:
     """The tree of `init_params` with a PartitionSpec of logical axis names in place of each array."""
     boxed = jax.eval_shape(lambda key: _init(config, key), jax.random.key(0))
     return nn.get_partition_spec(boxed)
+
+
+def working_copy(params: Params, compute: Compute) -> Params:
+    """`params` with the layers' matrices in the compute dtype, as the forward pass uses them.
+
+    Made once for all micro-batches of a step; its gradients take half the memory of float32 ones.  Norms, the
+    router, embedding and head stay float32: their products or sums are.
+    """
+
+    def cast(path: tuple, w: jax.Array) -> jax.Array:
+        small = path[-1].key in ("scale", "router")
+        return w if small else w.astype(compute.dtype)
+
+    return params | {"layers": jax.tree_util.tree_map_with_path(cast, params["layers"])}
 
 
 def param_shardings(config: ModelConfig, mesh: Mesh) -> Params:
