@@ -121,7 +121,8 @@ def mixture(
     x = take_rows(x_NxM, order, inverse, k)
     inner = jax.nn.silu(product(x, matrices.gate)) * product(x, matrices.up)
     y = take_rows(product(inner, matrices.down), inverse, order, 1).reshape(n, k, -1)
-    return jnp.einsum("nkm,nk->nm", y.astype(jnp.float32), weights_Nxk).astype(x_NxM.dtype)
+    # As one fused sum: an einsum would hold y in float32.
+    return jnp.sum(y.astype(jnp.float32) * weights_Nxk[..., None], axis=1).astype(x_NxM.dtype)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
