@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+import os
+import traceback
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from absl import flags
@@ -18,9 +20,49 @@ def parse(argv: list[str]) -> tuple[ConfigDict, Path]:
 
     Raises InputError with one line that says what is wrong and what to do.
     """
+    values = _read(argv)
+    name = Path(config_flags.get_config_filename(values["config"])).stem
+    return values.config, Path(values.workdir or f"runs/{name}")
+
+
+def cluster(argv: list[str], environment: Mapping[str, str]) -> dict | None:
+    """Arguments of `distributed.initialize` when this process is to be one of several, else None.
+
+    Raises InputError for flags that contradict each other.
+    """
+    values = _read(argv)
+    given = {name: values[name].value for name in _NUMBERED}
+    missing = [f"--{name}" for name, value in given.items() if value is None]
+    if len(missing) == len(given):
+        in_slurm = int(environment.get("SLURM_STEP_NUM_TASKS", "1")) > 1
+        return {} if values.distributed or in_slurm else None
+    if missing:
+        raise InputError(f"--coordinator, --processes and --process belong together; give {', '.join(missing)}")
+    if values.distributed:
+        raise InputError("give either --distributed or --coordinator, --processes and --process")
+    host, _, port = values.coordinator.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise InputError(f"--coordinator={values.coordinator} is no HOST:PORT, such as 10.0.0.1:8476")
+    if not 0 <= values.process < values.processes:
+        raise InputError(
+            f"--process={values.process} must lie between 0 and {values.processes - 1}, for --processes="
+            f"{values.processes}"
+        )
+    return given
+
+
+_NUMBERED = ("coordinator", "processes", "process")
+
+
+def _read(argv: list[str]) -> flags.FlagValues:
+    """The parsed command line.  Raises InputError."""
     values = flags.FlagValues()
     config_flags.DEFINE_config_file("config", None, "a file in configs/", values, sys_argv=argv)
     flags.DEFINE_string("workdir", None, "run folder", flag_values=values)
+    flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0", flag_values=values)
+    flags.DEFINE_integer("processes", None, "how many processes train together", flag_values=values)
+    flags.DEFINE_integer("process", None, "which of them this is, from 0", flag_values=values)
+    flags.DEFINE_boolean("distributed", False, "ask Slurm or the TPU pod for these three", flag_values=values)
     example = f"for example: python {argv[0]} --config=configs/c_grpo_tiny.py --workdir=runs/tiny"
     files = [a.partition("=")[2] for a in argv if a.startswith("--config=")]
     if not files:
@@ -37,8 +79,7 @@ def parse(argv: list[str]) -> tuple[ConfigDict, Path]:
         raise InputError(_one_line(error)) from None
     if rest[1:]:
         raise InputError(f"unexpected argument {rest[1]!r}; options look like --config.train.steps=10")
-    name = Path(config_flags.get_config_filename(values["config"])).stem
-    return values.config, Path(values.workdir or f"runs/{name}")
+    return values
 
 
 def _unknown_key(argv: list[str]) -> str:
@@ -61,16 +102,38 @@ def _one_line(error: BaseException) -> str:
 
 
 def main(run: Callable[[ConfigDict, Path], None], argv: list[str]) -> int:
-    """Entry point of the scripts in launch/ that train: parse, preflight, run.  Returns the exit status."""
+    """Entry point of the scripts in launch/ that train: parse, preflight, run.  Returns the exit status.
+
+    One of several processes does not return after a failure: the others would wait for it.
+    """
+    several = False
 
     def work() -> None:
+        nonlocal several
         config, workdir = parse(argv)
+        joins = cluster(argv, os.environ)
         missing = preflight(config, workdir)
+        if joins and joins["processes"] > 1 and "rollout" in config:
+            missing.append("the embedded engine runs in one process; leave --coordinator and the others out")
         if missing:
             raise InputError("cannot start: " + "; ".join(missing))
+        if joins is not None:
+            from carr_jax import distributed  # imports jax, so only after the command line was understood
+
+            distributed.initialize(**joins)
+            several = True
         run(config, workdir)
 
-    return end_well(work, argv[0], "the same command resumes from the last checkpoint")
+    try:
+        status = end_well(work, argv[0], "the same command resumes from the last checkpoint")
+    except Exception:
+        if not several:
+            raise
+        traceback.print_exc()
+        status = 1
+    if several and status:
+        distributed.leave(status)
+    return status
 
 
 def end_well(work: Callable[[], None], script: str, after_interrupt: str) -> int:

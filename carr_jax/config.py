@@ -10,6 +10,8 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import os
+import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -297,8 +299,9 @@ def _workdir_problems(config: ConfigDict, workdir: Path) -> list[str]:
     """The run folder must be writable and belong to the same experiment when it is resumed."""
     try:
         workdir.mkdir(parents=True, exist_ok=True)
-        (workdir / ".writable").touch()
-        (workdir / ".writable").unlink()
+        probe = workdir / f".writable_{socket.gethostname()}_{os.getpid()}"  # several processes may ask at once
+        probe.touch()
+        probe.unlink()
     except OSError as error:
         return [f"--workdir={workdir}: cannot be written ({error.strerror})"]
     saved = workdir / "config.json"

@@ -9,6 +9,8 @@ and, where there are any, the files of `BESIDE`, which other programs need to se
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,11 +22,11 @@ from ml_collections import ConfigDict
 
 from carr_jax.agent import tokenizer as tokenizers
 from carr_jax.agent.tokenizer import Tokenizer, train_bpe
+from carr_jax.distributed import is_first, stop_together
 from carr_jax.models.config import PRESETS, ModelConfig, from_hf_config
 from carr_jax.models.qwen3 import init_params, param_shardings
-from carr_jax.records import InputError
 from carr_jax.sharding import make_mesh
-from carr_jax.weights import load_params, save_params, verify
+from carr_jax.weights import MANIFEST, file_sha256, load_params, save_params, verify
 
 SAMPLE = "sample.txt"  # a text that the policy must predict well, see sanity.py
 BESIDE = (
@@ -82,11 +84,13 @@ def read_policy(folder: Path, mesh: Mesh | None = None) -> Policy:
 
 
 def refuse_changed(folder: Path) -> None:
-    """Raises InputError that names the files of a folder which are not those of its manifest."""
-    if problems := verify(folder):
-        raise InputError(
-            f"{folder}: {'; '.join(problems)}; copy the folder again, or remove its manifest.json to use it so"
-        )
+    """Raises InputError that names the files of a folder which are not those of its manifest.
+
+    One process reads all files, the others trust it.
+    """
+    problems = verify(folder) if is_first() else []
+    advice = "copy the folder again, or remove its manifest.json to use it so"
+    stop_together(f"{folder}: {'; '.join(problems)}; {advice}" if problems else "")
 
 
 def files_beside(folder: Path) -> dict[str, bytes]:
@@ -94,8 +98,18 @@ def files_beside(folder: Path) -> dict[str, bytes]:
     return {name: (folder / name).read_bytes() for name in BESIDE if (folder / name).is_file()}
 
 
+def weights_sha256(folder: Path) -> str:
+    """One hash over the weight files of a policy folder, by its manifest when it has one."""
+    if (folder / MANIFEST).is_file():
+        sums = json.loads((folder / MANIFEST).read_text())["sha256"]
+    else:
+        sums = {path.name: file_sha256(path) for path in folder.glob("*.safetensors")}
+    weights = sorted((name, checksum) for name, checksum in sums.items() if name.endswith(".safetensors"))
+    return hashlib.sha256(json.dumps(weights).encode()).hexdigest()
+
+
 def write_policy(folder: Path, policy: Policy, dtype: str = "float32") -> None:
-    """Writes a policy folder, which transformers and SGLang can load as well."""
+    """Writes a policy folder, which transformers and SGLang can load as well; all processes take part."""
     save_params(folder, policy.params, policy.model, dtype, beside=small_files(policy))
 
 

@@ -15,9 +15,10 @@ from ml_collections import ConfigDict
 
 from carr_jax import __version__
 from carr_jax.config import flatten
+from carr_jax.distributed import is_first, must_agree, must_share
 from carr_jax.models.config import to_hf_config
 from carr_jax.observe.files import atomic_file
-from carr_jax.policy import Policy, small_files
+from carr_jax.policy import Policy, small_files, weights_sha256
 from carr_jax.records import to_json
 from carr_jax.task import Task
 
@@ -54,32 +55,31 @@ class RunFolder:
     def describe(self, config: ConfigDict, task: Task, policy: Policy) -> None:
         """Writes config.json: the resolved configuration with versions and hashes of data and weights.
 
-        With its `architecture` and the folder tokenizer/, a checkpoint can be exported from the run alone.
+        With its `architecture` and the folder tokenizer/, a checkpoint can be exported from the run alone.  Raises
+        InputError when several processes do not share this folder, or differ in any of that.
         """
-        for name, content in small_files(policy).items():
-            with atomic_file(self.tokenizer / name) as file:
-                file.write(content)
+        must_share(self.path)
         facts = {
             "config": json.loads(json.dumps(flatten(config))),
             "architecture": to_hf_config(policy.model),
             "versions": _versions(),
-            "devices": [str(d) for d in jax.devices()],
             "questions_sha256": _sha256(json.dumps([to_json(q) for q in task.questions]).encode()),
             "pages_sha256": _sha256(json.dumps([to_json(p) for p in task.pages]).encode()),
-            "weights_sha256": params_sha256(policy.params),
             "tokenizer_sha256": policy.tokenizer.content_hash(),
         }
+        must_agree(facts)
+        if not is_first():
+            return
+        begins = config.model.policy  # else the weights are drawn from config.seed
+        facts |= {
+            "devices": [str(d) for d in jax.devices()],
+            "weights_sha256": weights_sha256(Path(begins)) if begins else None,
+        }
+        for name, content in small_files(policy).items():
+            with atomic_file(self.tokenizer / name) as file:
+                file.write(content)
         with atomic_file(self.path / "config.json") as file:
             file.write((json.dumps(facts, indent=1) + "\n").encode())
-
-
-def params_sha256(params: dict) -> str:
-    """One hash over all parameters, in the order of their names."""
-    digest = hashlib.sha256()
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        digest.update(jax.tree_util.keystr(path).encode())
-        digest.update(jax.device_get(leaf).tobytes())
-    return digest.hexdigest()
 
 
 def _versions() -> dict[str, str]:

@@ -4,6 +4,9 @@ One run, top to bottom: the expert answers the questions of the `sft` split thro
 reinforcement learning uses; each trace is scored by the same rewards; what falls below the thresholds is
 rejected; the rest is packed and learned, loss on sampled tokens only.  A policy that starts from random weights
 first reads pages of other worlds, which teaches it to copy names.  It can be killed and resumed.
+
+Several processes may run it together, each for the devices of its host: all make the same traces and batches,
+the first writes and shows what happens.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from rich.console import Console
 
 from carr_jax.agent.chat import Chat
 from carr_jax.agent.tokenizer import Tokenizer, train_bpe
+from carr_jax.distributed import is_first
 from carr_jax.learner import Learner
 from carr_jax.learning.batch import Example, supervised_example
 from carr_jax.learning.layout import rows_enough
@@ -43,7 +47,7 @@ TOKENIZER_TRACES = 600  # expert traces that the new tokenizer sees beside the p
 def finetune(config: ConfigDict, workdir: Path) -> None:
     """Trains the policy that `config` describes and writes it to `workdir`/policy."""
     # ---------------------------------------------------------------------- questions, traces, rejection
-    console = Console()
+    console = Console(quiet=not is_first())
     run = RunFolder(workdir)
     task = load_task(config, "sft")
     policy = load_policy(config, tokenizer_texts(task))
@@ -69,7 +73,7 @@ def finetune(config: ConfigDict, workdir: Path) -> None:
     pages = reading_examples(config, policy.tokenizer)
     steps = config.train.steps or reading + len(examples) // config.sft.batch * config.sft.epochs
     learner = Learner(config, policy, "sft", steps, run)
-    metrics = MetricsLog(run.metrics)
+    metrics = MetricsLog(run.metrics, writes=is_first())
     metrics.truncate_after(learner.done)
     most = max(
         most_micro_batches(examples, config.sft.batch, config, learner.rows),

@@ -73,8 +73,11 @@ def make_mesh(sizes: Mapping[str, int], devices: Sequence[jax.Device] | None = N
     """
     devices = jax.devices() if devices is None else devices
     shape = tuple(mesh_shape(sizes, len(devices)).values())
+    used = math.prod(shape)
+    if jax.process_count() > 1 and used < len(devices):
+        raise InputError(f"config.mesh uses {used} of {len(devices)} devices; several processes need all")
     auto = (AxisType.Auto,) * len(MESH_AXES)
-    return jax.make_mesh(shape, MESH_AXES, axis_types=auto, devices=devices[: math.prod(shape)])
+    return jax.make_mesh(shape, MESH_AXES, axis_types=auto, devices=devices[:used])
 
 
 def row_shards(mesh: Mesh) -> int:

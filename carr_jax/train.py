@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import jax
 import numpy as np
 from ml_collections import ConfigDict
 from rich.console import Console
@@ -27,7 +28,7 @@ from carr_jax.observe.metrics import MetricsLog, rollout_metrics
 from carr_jax.observe.report import write_report
 from carr_jax.observe.viewer import read_trajectories, trajectory_to_text, write_trajectories
 from carr_jax.policy import Policy, load_policy, write_policy
-from carr_jax.records import Group, Question, Score, Trajectory
+from carr_jax.records import Group, InputError, Question, Score, Trajectory
 from carr_jax.rewards.carr import group_rewards, score_group
 from carr_jax.rewards.judge import ExactJudge
 from carr_jax.rollout.embedded import EmbeddedEngine
@@ -42,6 +43,8 @@ _TRAINING, _EVALUATION = 0, 1  # keep the random streams apart
 def train(config: ConfigDict, workdir: Path) -> None:
     """Trains the policy that `config` describes; everything a person may want to see lies in `workdir`."""
     # ---------------------------------------------------------------------- what to learn from, who learns
+    if jax.process_count() > 1:
+        raise InputError("reinforcement learning with the embedded engine runs in one process; use one host")
     console = Console()
     run = RunFolder(workdir)
     task = load_task(config, "train")

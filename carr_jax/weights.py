@@ -23,6 +23,7 @@ import jax
 import ml_dtypes
 import numpy as np
 
+from carr_jax.distributed import is_first, pick, wait_for_all
 from carr_jax.models.config import ModelConfig, to_hf_config
 from carr_jax.models.qwen3 import Params, param_shapes
 from carr_jax.records import InputError
@@ -276,8 +277,13 @@ def save_params(
     """Writes a checkpoint folder: weights, config.json, the files `beside`, and sha256 sums in manifest.json.
 
     `dtype` is float32 or bfloat16.  The folder appears (and replaces an older one) only when it is complete.
+    All processes take part, tensor by tensor; the first writes.
     """
     folder = Path(folder)
+    if not is_first():
+        for entry in table(config):
+            jax.block_until_ready(pick(_at(params, entry.path), entry.index))
+        return wait_for_all(f"{folder.name} was written")
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -294,6 +300,7 @@ def save_params(
         os.replace(folder, old)
     os.replace(partial, folder)
     shutil.rmtree(old, ignore_errors=True)
+    wait_for_all(f"{folder.name} was written")
 
 
 def verify(folder: Path | str) -> list[str]:
@@ -309,12 +316,13 @@ def verify(folder: Path | str) -> list[str]:
     for name, checksum in wanted.items():
         if not (folder / name).is_file():
             problems.append(f"{name} is missing")
-        elif _file_sha256(folder / name) != checksum:
+        elif file_sha256(folder / name) != checksum:
             problems.append(f"{name} was changed")
     return problems
 
 
-def _file_sha256(path: Path) -> str:
+def file_sha256(path: Path) -> str:
+    """The checksum of a file in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -368,7 +376,7 @@ def _safetensors(entries: Sequence[Entry], params: Params, dtype: str) -> Iterat
     text += b" " * (-len(text) % 8)  # the data begin on a multiple of eight
     yield len(text).to_bytes(8, "little") + text
     for entry in entries:
-        stored = as_stored(_pick(_at(params, entry.path), entry.index), entry.inputs)
+        stored = as_stored(np.asarray(pick(_at(params, entry.path), entry.index)), entry.inputs)
         stored = np.ascontiguousarray(
             stored.astype(_DTYPES[kind], copy=False)
         )  # the mapped file, if nothing changes
@@ -378,17 +386,3 @@ def _safetensors(entries: Sequence[Entry], params: Params, dtype: str) -> Iterat
 def _bytes(entry: Entry, params: Params, dtype: str) -> int:
     shape = stored_shape(entry, _at(params, entry.path).shape)
     return math.prod(shape) * _DTYPES[_KINDS[dtype]].itemsize
-
-
-def _pick(stack: Any, index: tuple[int, ...]) -> np.ndarray:
-    """One tensor of a stacked parameter, on the host; the index is traced, so each stack compiles once."""
-    if isinstance(stack, jax.Array):
-        return np.asarray(_pick_on_device(stack, np.array(index, np.int32)))
-    return stack[index]
-
-
-@jax.jit
-def _pick_on_device(stack: jax.Array, index: jax.Array) -> jax.Array:
-    for i in range(index.size):
-        stack = jax.lax.dynamic_index_in_dim(stack, index[i], keepdims=False)
-    return stack

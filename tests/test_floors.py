@@ -24,16 +24,17 @@ MAY_IMPORT = {
     "rollout": {"agent", "search", "models"},
     "observe": set(),
     "config": {"rewards"},
-    "command": {"config"},
+    "distributed": set(),
+    "command": {"config", "distributed"},
     "task": {"agent", "data", "search"},
-    "weights": {"models"},
-    "policy": {"agent", "models", "sharding", "weights"},
-    "run": {"config", "models", "observe", "policy", "task"},
+    "weights": {"distributed", "models"},
+    "policy": {"agent", "distributed", "models", "sharding", "weights"},
+    "run": {"config", "distributed", "models", "observe", "policy", "task"},
     "sanity": {"models", "policy"},
     "convert": {"agent", "learning", "models", "policy", "run", "sanity", "weights"},
     "learner": {"learning", "models", "policy", "run", "sharding"},
     "train": LOOP,
-    "sft": LOOP | {"search"},
+    "sft": LOOP | {"distributed", "search"},
 }
 WITHOUT_JAX = ("agent", "search", "rewards", "data", "observe")
 

@@ -51,7 +51,7 @@ class LiveView:
 
     def __enter__(self) -> LiveView:
         self._start = time.monotonic()
-        if self.console.is_terminal:
+        if self.console.is_terminal and not self.console.quiet:
             self._live.start()
         return self
 

@@ -125,11 +125,15 @@ class MetricsLog:
     """The append-only `metrics.jsonl` of a run: one JSON object per step.
 
     A line counts once its newline is on disk.  A kill inside a write leaves a last line without one: `read`
-    passes over it, and the next `MetricsLog` on that path cuts it off.
+    passes over it, and the next `MetricsLog` on that path cuts it off.  With `writes` False nothing is
+    changed: of several processes that train together only one keeps the log.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], writes: bool = True) -> None:
         self.path = pathlib.Path(path)
+        self._writes = writes
+        if not writes:
+            return
         self.path.parent.mkdir(parents=True, exist_ok=True)
         _cut_torn_line(self.path)
 
@@ -137,6 +141,8 @@ class MetricsLog:
         """Add one step.  `row` must hold "step"; a value that is not finite is written as null."""
         if "step" not in row:
             raise ValueError(f"{self.path}: a metrics row needs the key 'step'")
+        if not self._writes:
+            return
         line = json.dumps({key: _plain(value) for key, value in row.items()}, allow_nan=False) + "\n"
         with open(self.path, "ab", buffering=0) as file:
             # Unbuffered: one write call, so a kill or a full disk can only tear the end.
@@ -152,6 +158,8 @@ class MetricsLog:
 
     def truncate_after(self, step: int) -> None:
         """Forget the rows of later steps, which a resume from the checkpoint of `step` will make again."""
+        if not self._writes:
+            return
         rows = self.read(self.path) if self.path.exists() else []
         with atomic_file(self.path) as file:
             file.writelines(json.dumps(row).encode() + b"\n" for row in rows if row["step"] <= step)
