@@ -106,10 +106,10 @@ def main(run: Callable[[ConfigDict, Path], None], argv: list[str]) -> int:
 
     One of several processes does not return after a failure: the others would wait for it.
     """
-    several = False
+    leave = None
 
     def work() -> None:
-        nonlocal several
+        nonlocal leave
         config, workdir = parse(argv)
         joins = cluster(argv, os.environ)
         missing = preflight(config, workdir)
@@ -121,18 +121,18 @@ def main(run: Callable[[ConfigDict, Path], None], argv: list[str]) -> int:
             from carr_jax import distributed  # imports jax, so only after the command line was understood
 
             distributed.initialize(**joins)
-            several = True
+            leave = distributed.leave
         run(config, workdir)
 
     try:
         status = end_well(work, argv[0], "the same command resumes from the last checkpoint")
     except Exception:
-        if not several:
+        if leave is None:
             raise
         traceback.print_exc()
         status = 1
-    if several and status:
-        distributed.leave(status)
+    if status and leave is not None:
+        leave(status)
     return status
 
 

@@ -55,8 +55,8 @@ class RunFolder:
     def describe(self, config: ConfigDict, task: Task, policy: Policy) -> None:
         """Writes config.json: the resolved configuration with versions and hashes of data and weights.
 
-        With its `architecture` and the folder tokenizer/, a checkpoint can be exported from the run alone.  Raises
-        InputError when several processes do not share this folder, or differ in any of that.
+        With its `architecture` and the folder tokenizer/, a checkpoint can be exported from the run alone.
+        Raises InputError when several processes do not share this folder, or differ in any of that.
         """
         must_share(self.path)
         facts = {
