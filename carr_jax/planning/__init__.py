@@ -1,0 +1,1 @@
+"""What a training step will need, worked out before any chip is rented: FLOPs, memory, traffic."""
