@@ -1,6 +1,7 @@
 # make demo    train the tiny search agent with C-GRPO (about 12 minutes on two cores)
 # make test    run the test suite               make lint    ruff
 # make venv    only make the environment        make clean   remove it and the demo run
+# make plans   compile the large training steps for TPUs that are not there, and write docs/plans.md
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -8,7 +9,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 RUN ?= runs/tiny
 
-.PHONY: venv demo test test-slow lint sft clean
+.PHONY: venv demo test test-slow lint sft plans clean
 
 venv: $(STAMP)
 
@@ -37,6 +38,11 @@ sft: $(STAMP)
 	$(BIN)/python launch/sft.py --config=configs/sft_tiny_again.py --workdir=runs/sft_tiny_again
 	$(BIN)/python launch/sft.py --config=configs/sft_tiny_wander.py --workdir=runs/sft_tiny_wander
 	cp runs/sft_tiny_wander/policy/* carr_jax/assets/sft_tiny/
+
+# Some ten large programs, each two to five CPU minutes and up to 4 GB.
+plans: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[plan]'
+	$(BIN)/python launch/plan.py --table=docs/plans.md
 
 clean:
 	rm -rf $(VENV) $(RUN)

@@ -35,6 +35,7 @@ MAY_IMPORT = {
     "learner": {"learning", "models", "policy", "run", "sharding"},
     "train": LOOP,
     "sft": LOOP | {"distributed", "search"},
+    "planning": {"command", "config", "learner", "learning", "models", "sharding"},
 }
 WITHOUT_JAX = ("agent", "search", "rewards", "data", "observe")
 

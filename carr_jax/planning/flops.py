@@ -1,8 +1,8 @@
 """FLOPs of a Qwen3, counted by hand from its shape: what the mathematics needs, whatever the program does.
 
 A multiplication and an addition are two FLOPs.  Only matrix products count (norms, softmax and rotations are
-below one per cent), attention only over pairs that a causal mask leaves visible, and no recomputation.  Training
-is three times the forward pass: the backward pass has two products for each one of the forward pass.
+below one per cent), attention only over pairs that a causal mask leaves visible, and no recomputation.
+Training is three times the forward pass: the backward pass has two products for each one of the forward pass.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ from jax.interpreters.partial_eval import dce_jaxpr
 class Unseen:
     """What a jaxpr does not say.
 
-    `trips` are the iterations of loops whose bound is a traced value, by a part of the loop's path: the names of
-    the functions and scopes around it.  The first entry that fits counts; a loop that none fits counts once.
+    `trips` are the iterations of loops whose bound is a traced value, by a part of the loop's path: the names
+    of the functions and scopes around it.  The first entry that fits counts; a loop that none fits runs once.
     `kernels` gives the FLOPs of Pallas kernels on one device by a part of the kernel's name; a kernel without
     an entry counts its own `cost_estimate`.
     """

@@ -1,8 +1,8 @@
 """Where a plan would run: chips that a compiler can be asked about although none is present.
 
-For TPUs, libtpu brings the compiler and the layout of every slice.  For GPUs there is no compiler without a GPU:
-their devices are stood for by CPU devices.  Nothing here imports jax before `devices` is called, because the
-environment must be set first.
+For TPUs, libtpu brings the compiler and the layout of every slice.  For GPUs there is no compiler without a
+GPU: CPU devices stand for theirs.  Nothing here imports jax before `devices` is called, because the environment
+must be set first.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Chip:
     tflops: float
 
 
-# TPU memory as libtpu 0.0.42 states it when a program is too large.  GPU memory is 95 % of what nvidia-smi shows
-# (XLA_PYTHON_CLIENT_MEM_FRACTION=0.95); the rest is the driver's and the libraries'.
+# TPU memory as libtpu 0.0.42 states it when a program is too large.  GPU memory is 95 % of what nvidia-smi
+# shows (XLA_PYTHON_CLIENT_MEM_FRACTION=0.95); the rest is the driver's and the libraries'.
 CHIPS = {
     "v4": Chip("tpu", 30.75, 275),
     "v5e": Chip("tpu", 15.75, 197),

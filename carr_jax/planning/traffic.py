@@ -74,6 +74,18 @@ def traffic(hlo: str, dynamic_trips: float = 1) -> dict[str, float]:
     return {kind: total for kind, total in moved.items() if total}
 
 
+def per_micro_step(hlo: str, micro_batches: int) -> dict[str, float]:
+    """Bytes per device by kind in one micro-batch, of a step that loops over them.
+
+    The loop's bound is either unknown to the compiler, or the constant `micro_batches`.
+    """
+    once, never = traffic(hlo, 1), traffic(hlo, 0)
+    inside = {kind: size - never.get(kind, 0) for kind, size in once.items()}
+    if not any(inside.values()):
+        inside = {kind: size / micro_batches for kind, size in once.items()}
+    return {kind: size for kind, size in inside.items() if size}
+
+
 def parse(hlo: str) -> Program:
     """Instructions by computation.  Raises ValueError for a text without an entry computation."""
     computations: dict[str, dict[str, Instruction]] = {}

@@ -29,7 +29,9 @@ def test_convolution():
     """Each of 2 x 6 x 4 outputs is a sum over 3 taps and 5 inputs."""
     x, kernel = jnp.ones((2, 8, 5)), jnp.ones((3, 5, 4))
     layout = ("NWC", "WIO", "NWC")
-    counted = count(lambda x, w: lax.conv_general_dilated(x, w, (1,), "VALID", dimension_numbers=layout), x, kernel)
+    counted = count(
+        lambda x, w: lax.conv_general_dilated(x, w, (1,), "VALID", dimension_numbers=layout), x, kernel
+    )
     assert counted.total == 2 * (2 * 6 * 4) * 3 * 5
 
 
@@ -100,7 +102,9 @@ def double(x_ref, o_ref):
     o_ref[...] = x_ref[...] * 2
 
 
-@pytest.mark.parametrize(("estimate", "kernels", "flops"), [(None, {"doub": 11}, 11), (9, {}, 9), (None, {}, 0)])
+@pytest.mark.parametrize(
+    ("estimate", "kernels", "flops"), [(None, {"doub": 11}, 11), (9, {}, 9), (None, {}, 0)]
+)
 def test_kernels(estimate, kernels, flops):
     cost = estimate and pl.CostEstimate(flops=estimate, transcendentals=0, bytes_accessed=0)
     call = pl.pallas_call(double, out_shape=A, name="double", cost_estimate=cost, interpret=True)

@@ -31,7 +31,9 @@ def test_fake_devices_share_the_memory_of_this_machine():
     assert four.chip.memory_gib == pytest.approx(one.chip.memory_gib / 4)
 
 
-@pytest.mark.parametrize("name", ["", "v5p", "v5p:64", "v6e:8x", "v6e:0x8", "h200:2x4", "h200", "tpu:8", "cpu:0", "cpu:a"])
+@pytest.mark.parametrize(
+    "name", ["", "v5p", "v5p:64", "v6e:8x", "v6e:0x8", "h200:2x4", "h200", "tpu:8", "cpu:0", "cpu:a"]
+)
 def test_other_names_are_one_clear_line(name):
     with pytest.raises(InputError, match="is not understood; give one like v5p:4x4x4"):
         topology.parse(name)
@@ -51,7 +53,9 @@ def test_without_libtpu_the_extra_is_named(monkeypatch):
         topology.devices(topology.parse("v6e:2x2"))
 
 
-@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed (the extra `plan`)")
+@pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed (the extra `plan`)"
+)
 def test_devices_of_a_slice(monkeypatch):
     for name, value in topology._ENVIRONMENT.items():
         monkeypatch.setenv(name, value)

@@ -1,5 +1,7 @@
 """Collectives read from compiled programs against hand values, on four devices of the CPU."""
 
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -62,74 +64,12 @@ def test_what_happens_inside_a_loop_without_a_known_bound(mesh):
     assert traffic(text, 7) == {"all-gather": 7 * WHOLE, **outside}
 
 
-# What libtpu prints: reduce-scatter as all-reduce and a slice in one fusion, or beside it; all-gather as an
-# all-reduce of the own part among zeros; trip counts only as constants of the conditions.
-TPU_TEXT = """
-HloModule step, is_scheduled=true
-
-%add (a: bf16[], b: bf16[]) -> bf16[] {
-  %a = bf16[]{:T(256)} parameter(0)
-  %b = bf16[]{:T(256)} parameter(1)
-  ROOT %sum = bf16[]{:T(256)} add(%a, %b)
-}
-
-%all-reduce-scatter.1 (input.1: bf16[2048,128]) -> bf16[512,128] {
-  %input.1 = bf16[2048,128]{1,0:T(8,128)(2,1)} parameter(0)
-  %zero = s32[]{:T(128)} constant(0)
-  %all-reduce.1 = bf16[2048,128]{1,0:T(8,128)(2,1)} all-reduce(%input.1), replica_groups={{0,1,2,3}}, to_apply=%add
-  ROOT %slice.1 = bf16[512,128]{1,0:T(8,128)(2,1)S(1)} dynamic-slice(%all-reduce.1, %zero, %zero), dynamic_slice_sizes={512,128}
-}
-
-%take (p.0: f32[6,512,128], p.1: bf16[2048,128]) -> f32[6,512,128] {
-  %p.0 = f32[6,512,128]{2,1,0:T(8,128)} parameter(0)
-  %p.1 = bf16[2048,128]{1,0:T(8,128)(2,1)} parameter(1)
-  %zero.1 = s32[]{:T(128)} constant(0)
-  %own = bf16[512,128]{1,0:T(8,128)(2,1)} dynamic-slice(%p.1, %zero.1, %zero.1), dynamic_slice_sizes={512,128}
-  %wide = f32[1,512,128]{2,1,0:T(8,128)} convert(%own)
-  ROOT %into = f32[6,512,128]{2,1,0:T(8,128)} dynamic-update-slice(%p.0, %wide, %zero.1, %zero.1, %zero.1)
-}
-
-%place (p.2: bf16[512,128]) -> bf16[2048,128] {
-  %p.2 = bf16[512,128]{1,0:T(8,128)(2,1)} parameter(0)
-  %zeros = bf16[2048,128]{1,0:T(8,128)(2,1)} broadcast()
-  %zero.2 = s32[]{:T(128)} constant(0)
-  ROOT %placed = bf16[2048,128]{1,0:T(8,128)(2,1)} dynamic-update-slice(%zeros, %p.2, %zero.2, %zero.2)
-}
-
-%body (state: (s32[], bf16[512,128], /*index=2*/f32[6,512,128])) -> (s32[], bf16[512,128], f32[6,512,128]) {
-  %state = (s32[]{:T(128)}, bf16[512,128]{1,0:T(8,128)(2,1)}, /*index=2*/f32[6,512,128]{2,1,0:T(8,128)}) parameter(0)
-  %i = s32[]{:T(128)} get-tuple-element(%state), index=0
-  %w = bf16[512,128]{1,0:T(8,128)(2,1)} get-tuple-element(%state), index=1
-  %grads = f32[6,512,128]{2,1,0:T(8,128)} get-tuple-element(%state), index=2
-  %mine = bf16[2048,128]{1,0:T(8,128)(2,1)} fusion(%w), kind=kLoop, calls=%place
-  %gathered = bf16[2048,128]{1,0:T(8,128)(2,1)} all-reduce(%mine), replica_groups={{0,1,2,3}}, to_apply=%add
-  %gather-start = (bf16[512,128]{1,0}, bf16[2048,128]{1,0}) all-gather-start(%w), dimensions={0}
-  %gather-done = bf16[2048,128]{1,0} all-gather-done(%gather-start)
-  %fused = bf16[512,128]{1,0:T(8,128)(2,1)} fusion(%gathered), kind=kCustom, calls=%all-reduce-scatter.1
-  %beside = bf16[2048,128]{1,0:T(8,128)(2,1)} all-reduce(%gather-done), replica_groups={{0,1,2,3}}, to_apply=%add
-  %more = f32[6,512,128]{2,1,0:T(8,128)} fusion(%grads, %beside), kind=kLoop, calls=%take
-  ROOT %next = (s32[]{:T(128)}, bf16[512,128]{1,0:T(8,128)(2,1)}, f32[6,512,128]{2,1,0:T(8,128)}) tuple(%i, %fused, %more)
-}
-
-%condition (state.1: (s32[], bf16[512,128], f32[6,512,128])) -> pred[] {
-  %state.1 = (s32[]{:T(128)}, bf16[512,128]{1,0:T(8,128)(2,1)}, f32[6,512,128]{2,1,0:T(8,128)}) parameter(0)
-  %six = s32[]{:T(128)} constant(6)
-  %i.1 = s32[]{:T(128)} get-tuple-element(%state.1), index=0
-  ROOT %less = pred[]{:T(512)} compare(%i.1, %six), direction=LT
-}
-
-ENTRY %main (p: (s32[], bf16[512,128], f32[6,512,128])) -> f32[] {
-  %p = (s32[]{:T(128)}, bf16[512,128]{1,0:T(8,128)(2,1)}, f32[6,512,128]{2,1,0:T(8,128)}) parameter(0)
-  %loop = (s32[]{:T(128)}, bf16[512,128]{1,0}, f32[6,512,128]{2,1,0}) while(%p), condition=%condition, body=%body
-  %norm = f32[]{:T(128)} constant(1)
-  ROOT %total = f32[]{:T(128)} all-reduce(%norm), replica_groups={{0,1,2,3}}, to_apply=%add
-}
-"""
-
-
 def test_what_libtpu_prints_is_counted_once():
+    """tpu_step.hlo: six times a reduce-scatter printed as all-reduce and slice, in one fusion and beside it, a
+    gather printed as an all-reduce of the own part among zeros, and an asynchronous gather."""
+    text = (Path(__file__).parent / "tpu_step.hlo").read_text()
     whole = 2048 * 128 * 2
-    assert traffic(TPU_TEXT) == {"all-gather": 6 * 2 * whole, "reduce-scatter": 6 * 2 * whole, "all-reduce": 8}
+    assert traffic(text) == {"all-gather": 6 * 2 * whole, "reduce-scatter": 6 * 2 * whole, "all-reduce": 8}
 
 
 def test_other_texts_are_refused():
