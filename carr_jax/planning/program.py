@@ -51,10 +51,9 @@ def program_flops(program: ClosedJaxpr, unseen: Unseen | None = None) -> Program
     the grouped product that it means; what a compiler makes of it (dense products, on some) shows only in the
     compiled program.  Of the branches of a `cond`, the dearest counts.
     """
-    live, _ = dce_jaxpr(program.jaxpr, [True] * len(program.jaxpr.outvars))
     walk = _Walk(unseen or Unseen())
     counted: Counter[str] = Counter()
-    walk.add(live, 1, "", counted)
+    walk.add(program.jaxpr, 1, "", counted)
     return ProgramFlops(dict(counted), tuple(sorted(walk.unknown)))
 
 
@@ -66,7 +65,9 @@ class _Walk:
         self.unknown: set[str] = set()
 
     def add(self, jaxpr: Jaxpr, times: float, path: str, counted: Counter[str]) -> None:
-        for eqn in jaxpr.eqns:
+        # At each level anew, because the body of a while loop is not cleaned from outside.
+        live, _ = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
+        for eqn in live.eqns:
             kind = eqn.primitive.name
             here = f"{path}/{eqn.source_info.name_stack}"
             if kind in _PRODUCTS:

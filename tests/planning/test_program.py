@@ -98,6 +98,13 @@ def test_a_shard_map_counts_on_each_device():
     assert count(each, jnp.ones((8, K)), SQUARE).total == 4 * (2 * 4 * K * K)  # both b devices do the same
 
 
+def test_what_a_loop_does_in_vain_is_not_counted():
+    def step(x, n):
+        return lax.fori_loop(0, n, lambda _, y: (y @ SQUARE @ SQUARE, jnp.sin(y) @ SQUARE)[1], x)
+
+    assert count(step, SQUARE, 3).total == ONE
+
+
 def double(x_ref, o_ref):
     o_ref[...] = x_ref[...] * 2
 
