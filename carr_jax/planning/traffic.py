@@ -94,7 +94,7 @@ def parse(hlo: str) -> Program:
         if header := _HEADER.match(line):
             current = computations.setdefault(header[2], {})
             entry = header[2] if header[1] else entry
-        elif line.startswith("}"):
+        elif line.rstrip() == "}":  # not "}}, ...": the attributes of a kernel may have lines of their own
             current = None
         elif current is not None and (found := _instruction(line)):
             current[found.name] = found
