@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+from jax.experimental.mesh_utils import create_device_mesh
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from carr_jax.records import InputError
@@ -76,8 +77,9 @@ def make_mesh(sizes: Mapping[str, int], devices: Sequence[jax.Device] | None = N
     used = math.prod(shape)
     if jax.process_count() > 1 and used < len(devices):
         raise InputError(f"config.mesh uses {used} of {len(devices)} devices; several processes need all")
-    auto = (AxisType.Auto,) * len(MESH_AXES)
-    return jax.make_mesh(shape, MESH_AXES, axis_types=auto, devices=devices[:used])
+    # Not jax.make_mesh, which refuses meshes whose axes are no products of a TPU slice's own: 2 x 8 on 4 x 4.
+    grid = create_device_mesh(shape, devices[:used], allow_split_physical_axes=True)
+    return Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
 
 
 def row_shards(mesh: Mesh) -> int:

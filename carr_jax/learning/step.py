@@ -281,10 +281,13 @@ def make_train_step(
     return call
 
 
-def lower_train_step(
+def trace_train_step(
     model: ModelConfig, config: LearnConfig, loss: str, shape: tuple[int, int, int]
-) -> jax.stages.Lowered:
-    """The step for batches [M, R, T] of `shape`, lowered for the mesh of `config.compute`, without arrays."""
+) -> jax.stages.Traced:
+    """The step for batches [M, R, T] of `shape`, traced for the mesh of `config.compute`, without arrays.
+
+    Its `jaxpr` can be read, and `lower().compile()` asks the compiler of the mesh's devices.
+    """
     sharding = batch_sharding(config.compute.mesh, leading=1)
     floats = ("weights", "engine_logprobs", "advantages")
     arrays = {
@@ -293,7 +296,7 @@ def lower_train_step(
         if f.name != "micro_batches"
     }
     step = compile_step(model, config, loss)
-    return step.lower(abstract_state(model, config), arrays, jax.ShapeDtypeStruct((), jnp.int32))
+    return step.trace(abstract_state(model, config), arrays, jax.ShapeDtypeStruct((), jnp.int32))
 
 
 def batch_arrays(batch: TrainBatch) -> Arrays:

@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from carr_jax.models.blockwise import KEPT
 
-_BLOCK = 1024
+BLOCK = 1024  # queries, and keys of the forward pass
 _BLOCK_COMPUTE = 512
 _BACKWARD_BLOCKS = 32  # blocks of keys of the backward pass: with few, the diagonal ones waste more
 _PARTIAL_BYTES = 2**29  # about the most memory that the partial gradients of the queries may take
@@ -46,8 +46,8 @@ def splash_kernel(order: bytes, heads: int, shards: int, keep: bool, interpret: 
     one partial gradient of the queries per block of keys: blocks are large, so that there are few.
     """
     indices = np.frombuffer(order, np.int32)
-    own = min(_BLOCK, indices.size // shards)
-    keys = min(_BLOCK, indices.size)
+    own = min(BLOCK, indices.size // shards)
+    keys = min(BLOCK, indices.size)
     wide = backward_keys(indices.size)
     sizes = kernels.BlockSizes(
         block_q=own,
@@ -101,7 +101,7 @@ def splash_attention(heads: int, kernel, q_BxSxHxD, k_BxTxKxD, v_BxTxKxD, own_Bx
 
 def backward_keys(length: int) -> int:
     """Keys of a block of the backward pass; more than 2048 do not fit the fast memory of a v5p."""
-    return min(max(length // _BACKWARD_BLOCKS, _BLOCK), 2048, length)
+    return min(max(length // _BACKWARD_BLOCKS, BLOCK), 2048, length)
 
 
 def heads_at_once(length: int, shards: int, heads: int, kv_heads: int, head_dim: int) -> int:

@@ -5,8 +5,7 @@ A device's bytes are those of the whole array that is gathered, reduced or excha
 sliced, and on some tori an all-gather as an all-reduce of an array that is zero but for the device's own part.
 Both are counted once, as what they are.
 
-Limits: what a Pallas kernel sends is not in the text, and the text does not say how often XLA's own pipelined
-loops (windowed einsum) run.
+What a Pallas kernel sends is not in the text.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 KINDS = (
     "all-gather",
@@ -61,6 +61,13 @@ class Program:
     entry: str
 
 
+class Frame(NamedTuple):
+    """A computation that is being run: its instructions by name, and the loop whose body or condition it is."""
+
+    body: Mapping[str, Instruction]
+    loop: Instruction | None
+
+
 def traffic(hlo: str, dynamic_trips: float = 1) -> dict[str, float]:
     """Bytes per device by kind of collective, for one run of a compiled program (`compiled.as_text()`).
 
@@ -69,7 +76,8 @@ def traffic(hlo: str, dynamic_trips: float = 1) -> dict[str, float]:
     """
     program = parse(hlo)
     moved: Counter[str] = Counter()
-    for kind, size, times in _collectives(program, program.entry, 1, dynamic_trips):
+    entry = Frame(program.computations[program.entry], None)
+    for kind, size, times in _collectives(program, [entry], 1, dynamic_trips):
         moved[kind] += size * times
     return {kind: total for kind, total in moved.items() if total}
 
@@ -120,20 +128,23 @@ def _instruction(line: str) -> Instruction | None:
 
 
 def _collectives(
-    program: Program, computation: str, times: float, dynamic: float
+    program: Program, frames: list[Frame], times: float, dynamic: float
 ) -> Iterator[tuple[str, float, float]]:
-    """(kind, bytes, how often) of every collective that a computation and what it calls contains."""
-    body = program.computations.get(computation, {})
-    for found in body.values():
+    """(kind, bytes, how often) of every collective in the innermost frame and in what it calls."""
+    for found in frames[-1].body.values():
         kind = found.operation.removesuffix("-start")
         if kind in KINDS:
-            yield *_moved(program, body, found, kind), times
+            yield *_moved(program, frames[-1].body, found, kind), times
             continue
         if found.operation.endswith(("-done", "-update")):
             continue
-        trips = _trips(program, found, dynamic) if found.operation == "while" else 1
-        for called in _called(found):
-            yield from _collectives(program, called, times * trips, dynamic)
+        loop = found if found.operation == "while" else None
+        trips = 1 if loop is None else _trips(program, frames, loop)
+        for name in _called(found):
+            inside = Frame(program.computations.get(name, {}), loop)
+            yield from _collectives(
+                program, [*frames, inside], times * (dynamic if trips is None else trips), dynamic
+            )
 
 
 def _called(found: Instruction) -> list[str]:
@@ -143,23 +154,76 @@ def _called(found: Instruction) -> list[str]:
     return names
 
 
-def _trips(program: Program, loop: Instruction, dynamic: float) -> float:
-    """Iterations of a loop: as XLA annotates them, else the constant that its condition compares with."""
+# ---------------------------------------------------------------------------------------- how often a loop runs
+
+
+def _trips(program: Program, frames: list[Frame], loop: Instruction) -> int | None:
+    """Iterations of a `while`, as XLA annotates them or as condition and body say; None if they are dynamic."""
     if known := re.search(r'"known_trip_count":\{"n":"(\d+)"\}', loop.rest):
         return int(known[1])
-    condition = program.computations[re.search(r"condition=%?([\w.\-]+)", loop.rest)[1]]
-    root = next(i for i in condition.values() if i.root)
-    bound = condition.get(root.operands[-1]) if root.operands else None
-    if root.operation == "fusion":  # the comparison may be wrapped, its constant inside or outside
-        inside = program.computations[_called(root)[0]]
-        compare = next(i for i in inside.values() if i.root)
-        bound = inside[compare.operands[-1]]
-        if bound.operation == "parameter":
-            bound, root = condition.get(root.operands[int(bound.arguments)]), compare
-        else:
-            root = compare
-    counts = "direction=LT" in root.rest and bound is not None and bound.operation == "constant"
-    return int(bound.arguments) if counts else dynamic
+    condition = Frame(program.computations[re.search(r"condition=%?([\w.\-]+)", loop.rest)[1]], loop)
+    body = Frame(program.computations[re.search(r"body=%?([\w.\-]+)", loop.rest)[1]], loop)
+    compare = _root(condition.body)
+    if compare.operation == "fusion":  # a wrapped comparison of what the fusion is given
+        given, inside = compare.operands, program.computations[_called(compare)[0]]
+        compare = _root(inside)
+        sides = [given[int(inside[name].arguments)] for name in compare.operands]
+    else:
+        sides = compare.operands
+    if "direction=LT" not in compare.rest or (index := _index(condition.body, sides[0])) is None:
+        return None
+    start = _integer([*frames, body], index)
+    bound = _integer([*frames, condition], sides[1])
+    step = _step([*frames, body], index)
+    if bound is None or not step:
+        return None
+    return max(0, -(-(bound - (start or 0)) // step))
+
+
+def _step(frames: list[Frame], index: int) -> int | None:
+    """What a loop's body adds to element `index` of its state."""
+    body = frames[-1].body
+    advance = body.get(_root(body).operands[index])
+    if advance is None or advance.operation != "add":
+        return None
+    values = [_integer(frames, name) for name in advance.operands if _index(body, name) != index]
+    return values[0] if len(values) == 1 else None
+
+
+def _integer(frames: list[Frame], value: str | int) -> int | None:
+    """The constant behind a name in the innermost frame, or behind an element of the state its loop began with.
+
+    Constants reach the body of a loop by its state, too; what a body changes is not looked for there.
+    """
+    *outside, (body, loop) = frames
+    if isinstance(value, int):
+        state = outside[-1].body.get(loop.operands[0]) if loop and outside else None
+        return _integer(outside, state.operands[value]) if state and state.operation == "tuple" else None
+    found = body.get(value)
+    if found is None:
+        return None
+    if found.operation == "constant":
+        return int(found.arguments) if found.arguments.lstrip("-").isdigit() else None
+    if found.operation in ("copy", "bitcast", "convert"):
+        return _integer(frames, found.operands[0])
+    index = _index(body, value)
+    return None if index is None else _integer(frames, index)
+
+
+def _index(body: Mapping[str, Instruction], name: str) -> int | None:
+    """Which element of the computation's parameter a name is."""
+    found = body.get(name)
+    if found is not None and found.operation == "copy":
+        return _index(body, found.operands[0])
+    if found is None or found.operation != "get-tuple-element":
+        return None
+    source = body.get(found.operands[0])
+    is_state = source is not None and source.operation == "parameter"
+    return int(re.search(r"index=(\d+)", found.rest)[1]) if is_state else None
+
+
+def _root(body: Mapping[str, Instruction]) -> Instruction:
+    return next(i for i in body.values() if i.root)
 
 
 # ---------------------------------------------------------------------------------------- what a collective is
@@ -192,7 +256,7 @@ def _is_own_part(program: Program, operand: Instruction) -> bool:
     """Whether an array is the device's part, written into an array of zeros."""
     if operand.operation == "fusion":
         inside = program.computations[_called(operand)[0]]
-        return _is_own_part(program, next(i for i in inside.values() if i.root))
+        return _is_own_part(program, _root(inside))
     return operand.operation == "dynamic-update-slice"
 
 

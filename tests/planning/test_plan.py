@@ -20,7 +20,7 @@ from carr_jax.planning.step import model_shape, seen_blocks, trace
 
 ROOT = Path(__file__).parents[2]
 TINY = f"--config={ROOT / 'configs' / 'c_grpo_tiny.py'}"
-SMALL = (  # two layers of compile time, not of waiting
+SMALL = (
     "--config.model.policy=",
     "--config.model.vocab_size=512",
     "--config.agent.context=512",
@@ -63,7 +63,7 @@ def test_a_plan_on_four_fake_devices():
 
 
 def test_gpus_are_an_estimate_and_say_so():
-    status, out = run(TINY, *SMALL, *ON_FOUR, "--topology=h200:4", "--json", "--config.model.preset=tiny_moe")
+    status, out = run(TINY, *SMALL, *ON_FOUR, "--topology=h200:4", "--json")
     found = json.loads(out.strip().split("\n")[-1])
     assert status == 0 and found["peak_from"] == "estimate" and found["limit_gib"] == pytest.approx(133.3)
     assert "no compiler without a GPU" in out

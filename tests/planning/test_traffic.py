@@ -66,10 +66,16 @@ def test_what_happens_inside_a_loop_without_a_known_bound(mesh):
 
 def test_what_libtpu_prints_is_counted_once():
     """tpu_step.hlo: six times a reduce-scatter printed as all-reduce and slice, in one fusion and beside it, a
-    gather printed as an all-reduce of the own part among zeros, and an asynchronous gather."""
-    text = (Path(__file__).parent / "tpu_step.hlo").read_text()
-    whole = 2048 * 128 * 2
-    assert traffic(text) == {"all-gather": 6 * 2 * whole, "reduce-scatter": 6 * 2 * whole, "all-reduce": 8}
+    gather printed as an all-reduce of the own part among zeros, and an asynchronous gather; then a pipelined
+    loop that counts to eight by a step of two that lies in its state."""
+    whole, part = 2048 * 128 * 2, 128 * 128 * 2
+    expected = {
+        "all-gather": 6 * 2 * whole,
+        "reduce-scatter": 6 * 2 * whole,
+        "collective-permute": 4 * part,
+        "all-reduce": 8,
+    }
+    assert traffic((Path(__file__).parent / "tpu_step.hlo").read_text()) == expected
 
 
 def test_other_texts_are_refused():
