@@ -17,12 +17,11 @@ from ml_collections import ConfigDict
 
 from carr_jax.learner import learn_config, rows_of
 from carr_jax.learning.step import TrainState, abstract_state, trace_train_step
-from carr_jax.models import splash
 from carr_jax.models.attention import context_order
 from carr_jax.models.blockwise import block_size
 from carr_jax.models.config import PRESETS, ModelConfig, from_hf_config
 from carr_jax.models.grouped import tile_size
-from carr_jax.planning.flops import pair_flops
+from carr_jax.models.splash import BLOCK, backward_keys, heads_at_once
 from carr_jax.planning.program import Unseen
 from carr_jax.sharding import make_mesh, row_shards
 
@@ -95,11 +94,14 @@ def unseen(config: ConfigDict, model: ModelConfig, mesh: Mesh, shape: tuple[int,
     block = block_size(length)
     seen = seen_blocks(length, parts, block, block)
 
-    def products(count: int, queries: int, keys: int) -> float:
-        """FLOPs of so many products of queries with keys, in blocks, for the rows and heads of one device."""
-        queries, keys = min(queries, length // parts), min(keys, length)
+    own_heads = (model.num_heads // mesh.shape["tensor"], model.num_kv_heads // mesh.shape["tensor"])
+    heads = heads_at_once(length, parts, *own_heads, model.head_dim)
+
+    def products(count: int, keys: int) -> float:
+        """FLOPs of so many products of queries with keys, in blocks, for a device's rows and a call's heads."""
+        queries = min(BLOCK, length // parts)
         pairs = seen_blocks(length, parts, queries, keys) * queries * keys
-        return count * rows * pairs * pair_flops(model) / 2 / mesh.shape["tensor"]
+        return count * rows * pairs * 2 * heads * model.head_dim
 
     return Unseen(
         trips={
@@ -110,8 +112,8 @@ def unseen(config: ConfigDict, model: ModelConfig, mesh: Mesh, shape: tuple[int,
             "": micro_batches,
         },
         kernels={  # of splash: two products forward, five in the fused backward pass
-            "splash_mha_fwd": products(2, splash.BLOCK, splash.BLOCK),
-            "splash_mha_dkv": products(5, splash.BLOCK, splash.BACKWARD_KEYS),
+            "splash_mha_fwd": products(2, min(BLOCK, length)),
+            "splash_mha_dkv": products(5, backward_keys(length)),
         },
     )
 
