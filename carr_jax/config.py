@@ -32,7 +32,7 @@ def _shared() -> dict:
             vocab_size=1536,  # size of the tokenizer trained on the pages
             dtype="float32",  # compute type of the trainer: float32 or bfloat16 (parameters are always fp32)
             remat="none",  # what the backward pass computes again: none, attention (all but attention), full,
-            # offload (as attention, what is kept goes to host memory)
+            # offload (as attention, with the inputs of the layers in host memory)
             attention="auto",  # kernel: splash (TPU), cudnn (NVIDIA, without learn.pack), blockwise (any
             # device), or auto: splash on a TPU, else blockwise
             experts="auto",  # grouped matmul of a MoE: megablox (TPU), tokamax (NVIDIA), tiled (any device),

@@ -4,7 +4,7 @@
     python launch/train.py --config=configs/c_grpo_30b.py --config.model.policy=DIR --config.data.path=DIR
 
 Hardware: any number of TPU chips or GPUs that eight divides, if their memory is enough: see docs/plans.md.
-On v6e:4x4 give --config.learn.moments=host.
+On v6e:4x4 give --config.learn.moments=host --config.model.remat=full.
 """
 
 from carr_jax import config as defaults

@@ -7,7 +7,7 @@
 `data.path` holds questions with rubrics and the page corpus.
 
 Hardware: any number of TPU chips or GPUs that eight divides; docs/plans.md has the memory of each.  The
-smallest slice that fits is v6e:2x2, with --config.mesh.context=4.
+smallest slice that fits is v6e:2x2, with --config.mesh.context=4 --config.model.remat=full.
 """
 
 from carr_jax import config as defaults

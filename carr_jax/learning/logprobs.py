@@ -43,7 +43,7 @@ def token_logprobs(
         size = hidden.shape[0] * hidden.shape[1]
         head = gather(head.astype(hidden.dtype), mesh, SHARED, 0)
         how = _How(temperature, min(chunk, size), vocabulary)
-        flat = (hidden.reshape(size, -1), head, targets.reshape(size), mask.reshape(size))
+        flat = (hidden.reshape(size, -1), head, jnp.ravel(targets), jnp.ravel(mask))
         return tuple(x.reshape(targets.shape) for x in _logprobs(*flat, how))
 
     row = mesh_spec(("batch", "sequence"))
@@ -101,13 +101,13 @@ def _backward(how: _How, kept, cotangents):
         # Rows behind the last masked one have no normaliser; their gradient is 0, which must not meet an inf.
         g = jnp.where(plan.real(t), gradient[rows], 0.0)[:, None]
         d_logits = jnp.where(g != 0, g * (target - probabilities), 0.0).astype(head.dtype)
-        d_own = _matmul(d_logits, head, ((1,), (1,)))
-        d_hidden = lax.dynamic_update_slice_in_dim(d_hidden, d_own.astype(hidden.dtype), t * how.chunk, 0)
+        d_own = _matmul(d_logits, head, ((1,), (1,))).astype(hidden.dtype)
+        place = jnp.where(plan.real(t), rows, hidden.shape[0])  # rows behind the last one go nowhere
+        d_hidden = d_hidden.at[place].set(d_own, mode="drop")
         return d_hidden, d_head + _matmul(own, d_logits, ((0,), (0,)))
 
-    zeros = jnp.zeros((plan.order.size, hidden.shape[1]), hidden.dtype), jnp.zeros(head.shape, jnp.float32)
+    zeros = jnp.zeros(hidden.shape, hidden.dtype), jnp.zeros(head.shape, jnp.float32)
     d_hidden, d_head = lax.fori_loop(0, plan.chunks, one, zeros)
-    d_hidden = jnp.where(mask[:, None], d_hidden[plan.inverse], 0)
     return d_hidden, d_head.astype(head.dtype), None, None
 
 

@@ -17,7 +17,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 _HIDDEN = -1e30  # finite, so that a query without any visible key gives zeros instead of NaN (P17)
-KEPT = "attention"  # name of what the remat policies "attention" and "offload" keep
+KEPT = "attention"  # name of what the remat policies "attention" and "offload" keep on the device
 
 
 class Place(NamedTuple):

@@ -18,7 +18,7 @@ class Compute:
     dtype      float32 or bfloat16: type of activations and matrix products; parameters stay float32
     remat      what a layer keeps for the backward pass: "none" recomputes nothing; "full" keeps its input only;
                "attention" keeps its input and the result of attention, which is not computed again; "offload"
-               is "attention" with what is kept moved to host memory
+               is "attention" with the inputs moved to host memory
     attention  blockwise (any device), splash (TPU) or cudnn (NVIDIA, one segment per row)
     experts    grouped matmul of the experts: tiled (any device), megablox (TPU) or tokamax (NVIDIA)
     mesh       where the arrays lie; with a context axis, rows must come in `context_order`

@@ -18,6 +18,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh
 
 from carr_jax.models.attention import Past, cached_attention, self_attention
@@ -30,6 +31,7 @@ from carr_jax.sharding import SHARED, constrain, gather, mesh_spec, per_device, 
 
 Params = dict[str, Any]
 
+_INPUT = "layer_input"  # what every policy keeps of a layer
 _MATRIX = nn.initializers.lecun_normal()
 _EMBEDDING = nn.initializers.normal(0.02)
 
@@ -142,6 +144,7 @@ class _Layer(nn.Module):
     @nn.compact
     def __call__(self, x_BxSxM, replay_BxSxk, past, positions_BxS, segments_BxS):
         c, mesh = self.config, self.compute.mesh
+        x_BxSxM = checkpoint_name(x_BxSxM, _INPUT)
         normed = _Norm(c.rms_eps, "embed", name="attention_norm")(x_BxSxM)
         attention = _Attention(c, self.compute, name="attention")
         attended, kv = attention(normed, positions_BxS, segments_BxS, past)
@@ -221,8 +224,8 @@ def _recomputed(remat: str):
         policy = policies.save_only_these_names(KEPT)
     else:
         policy = policies.save_and_offload_only_these_names(
-            names_which_can_be_saved=[],
-            names_which_can_be_offloaded=[KEPT],
+            names_which_can_be_saved=[KEPT],
+            names_which_can_be_offloaded=[_INPUT],
             offload_src="device",
             offload_dst="pinned_host",
         )

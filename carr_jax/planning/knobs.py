@@ -30,7 +30,7 @@ def _recomputation(config: ConfigDict, step: Step, memory: Memory) -> list[tuple
     if remat in ("none", "attention"):
         found.append((memory.activations - inputs, "config.model.remat=full (attention is computed again)"))
     if remat != "offload":
-        found.append((memory.activations, "config.model.remat=offload (into the memory of the host)"))
+        found.append((inputs, "config.model.remat=offload (inputs of the layers into host memory)"))
     return found
 
 

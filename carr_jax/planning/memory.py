@@ -91,12 +91,13 @@ def out_of_memory(message: str) -> tuple[float, float] | None:
 def compiled_peak(compiled: jax.stages.Compiled, kind: str) -> float:
     """GiB of one device at the worst moment, arguments included; `kind` is that of the chip, tpu or cpu.
 
-    A TPU's compiler states it (its `temp_size_in_bytes` is too high).  On a CPU the stated peak leaves the
+    A TPU's compiler states it (its `temp_size_in_bytes` is too high), what lies on the host included.  On a CPU the stated peak leaves the
     temporaries out, so there it is arguments, results and temporaries together.
     """
     stated = compiled.memory_analysis()
     if kind == "tpu":
-        return stated.peak_memory_in_bytes / GIB
+        on_host = stated.host_argument_size_in_bytes + stated.host_temp_size_in_bytes
+        return (stated.peak_memory_in_bytes - on_host) / GIB
     results = stated.output_size_in_bytes - stated.alias_size_in_bytes
     return (stated.argument_size_in_bytes + results + stated.temp_size_in_bytes) / GIB
 

@@ -28,12 +28,12 @@ class Entry:
 
 PLANS = (
     Entry("c_grpo_4b", "v6e:4x4", {}),
-    Entry("c_grpo_4b", "v6e:2x2", {"mesh.context": 4}, "smallest slice"),
+    Entry("c_grpo_4b", "v6e:2x2", {"mesh.context": 4, "model.remat": "full"}, "smallest slice"),
     Entry("c_grpo_4b", "v5p:2x2x4", {}),
     Entry("c_grpo_4b", "v5p:2x2x4", {"learn.logprob_chunk": 65_536}, "all logits at once"),
     Entry("c_grpo_4b", "h200:8", {}),
     Entry("c_grpo_30b", "v6e:8x8", {}),
-    Entry("c_grpo_30b", "v6e:4x4", {"learn.moments": "host"}, "smallest slice"),
+    Entry("c_grpo_30b", "v6e:4x4", {"learn.moments": "host", "model.remat": "full"}, "smallest slice"),
     Entry("c_grpo_30b", "v5p:2x2x4", {}),
     Entry("c_grpo_30b", "h200:32", {}),
     Entry("sft_4b", "v6e:4x4", {}),

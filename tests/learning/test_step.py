@@ -230,6 +230,7 @@ LAYOUTS = {
     "fsdp and context": (dict(fsdp=2, context=2), dict(remat="attention")),
     "fsdp and tensor": (dict(fsdp=2, tensor=2), dict(remat="full")),
     "expert and context": (dict(expert=2, context=2), dict(remat="attention")),
+    "offload": (dict(fsdp=2), dict(remat="offload")),
 }
 
 
