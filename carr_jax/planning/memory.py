@@ -91,8 +91,8 @@ def out_of_memory(message: str) -> tuple[float, float] | None:
 def compiled_peak(compiled: jax.stages.Compiled, kind: str) -> float:
     """GiB of one device at the worst moment, arguments included; `kind` is that of the chip, tpu or cpu.
 
-    A TPU's compiler states it (its `temp_size_in_bytes` is too high), what lies on the host included.  On a CPU the stated peak leaves the
-    temporaries out, so there it is arguments, results and temporaries together.
+    A TPU's compiler states it (its `temp_size_in_bytes` is too high) together with what lies on the host.  On a
+    CPU the stated peak leaves the temporaries out, so there it is arguments, results and temporaries.
     """
     stated = compiled.memory_analysis()
     if kind == "tpu":
