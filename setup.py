@@ -25,6 +25,7 @@ EXTRAS = {
     "cuda": ["jax[cuda13]>=0.10.2"],
     "serve": ["sglang>=0.5.20"],  # runs as its own process, best in its own environment; never imported
     "data": ["tensorflow-datasets>=4.9.9", "array-record>=0.8", "importlib_resources"],
+    "kernels": ["tokamax>=0.0.12"],  # grouped matmul of experts on NVIDIA (model.experts=tokamax)
     "plan": ["libtpu>=0.0.42"],  # the TPU compiler, for compiling a training step without a chip
     "test": [
         "pytest>=8",

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass
 
 from jax.sharding import Mesh
+
+from carr_jax.records import InputError
 
 ATTENTION = ("blockwise", "splash", "cudnn")
 GROUPED_MATMUL = ("tiled", "megablox", "tokamax")
@@ -40,6 +43,17 @@ class Compute:
 
 
 def kernels_for(platform: str, attention: str, experts: str) -> tuple[str, str]:
-    """(attention, experts) with "auto" replaced by what a platform (tpu, gpu, cpu) can run."""
+    """(attention, experts) with "auto" replaced by what a platform (tpu, gpu, cpu) can run.
+
+    Raises InputError for a kernel that the platform cannot run, or that is not installed.
+    """
+    needs = {"splash": "tpu", "megablox": "tpu", "cudnn": "gpu", "tokamax": "gpu"}
+    for field, kernel in (("attention", attention), ("experts", experts)):
+        if needs.get(kernel, platform) != platform:
+            raise InputError(
+                f"config.model.{field}={kernel} runs on a {needs[kernel]} only, not on a {platform}"
+            )
+    if experts == "tokamax" and importlib.util.find_spec("tokamax") is None:
+        raise InputError("config.model.experts=tokamax is not installed: pip install 'carr_jax[kernels]'")
     best = {"tpu": ("splash", "megablox")}.get(platform, ("blockwise", "tiled"))
     return best[0] if attention == "auto" else attention, best[1] if experts == "auto" else experts

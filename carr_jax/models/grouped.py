@@ -9,7 +9,7 @@ Dimension letters: P rows, G groups of rows, E matrices (E <= G), M and N their 
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -79,8 +79,7 @@ _BY_GROUP = jax.lax.RaggedDotDimensionNumbers(
 
 def tokamax_product(x, w, sizes, implementation=_NVIDIA) -> jax.Array:
     """`grouped_matmul` by the tokamax library (extra `kernels`)."""
-    import tokamax
-
+    tokamax = _tokamax()
     y = tokamax.ragged_dot(
         x, w, sizes[: w.shape[0]], preferred_element_type=x.dtype, implementation=implementation
     )
@@ -89,10 +88,19 @@ def tokamax_product(x, w, sizes, implementation=_NVIDIA) -> jax.Array:
 
 def tokamax_outer(x, dy, sizes, matrices: int, implementation=_NVIDIA) -> jax.Array:
     """[E, M, N]: for each group the sum over its rows of x^T dy."""
-    import tokamax
-
+    tokamax = _tokamax()
     x, how = _owned(x, sizes, matrices), dict(preferred_element_type=jnp.float32, implementation=implementation)
     return tokamax.ragged_dot_general(x, dy, sizes[:matrices], _BY_GROUP, **how)
+
+
+def _tokamax() -> Any:
+    """The library; it would read the command line of the program for flags of its own, and stop at ours."""
+    import tokamax
+    from absl import flags
+
+    if not flags.FLAGS.is_parsed():
+        flags.FLAGS(["tokamax"])
+    return tokamax
 
 
 def _owned(x: jax.Array, sizes: jax.Array, matrices: int) -> jax.Array:

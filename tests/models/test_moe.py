@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from carr_jax.models.compute import Compute
+from carr_jax.models import grouped
+from carr_jax.models.compute import Compute, kernels_for
 from carr_jax.models.grouped import grouped_matmul, tile_size, tiles_of
 from carr_jax.models.moe import Experts, expert_load, expert_mlp, route
 from carr_jax.sharding import make_mesh
@@ -156,6 +157,39 @@ def test_grouped_matmul_and_its_gradients_against_loops(kernel, sizes):
     for e in range(4):
         rows = slice(starts[e], starts[e + 1])
         np.testing.assert_allclose(dw[e], x[rows].T @ dy[rows], atol=2e-4)
+
+
+@pytest.mark.parametrize("sizes", ["uneven", "rows of nobody"])
+def test_the_tokamax_seam_asks_for_the_right_products(sizes):
+    """By tokamax's portable implementation: its kernels need an NVIDIA GPU, and refuse to run elsewhere."""
+    pytest.importorskip("tokamax", reason="the extra `kernels` is not installed")
+    x, w, dy, sizes = draw(0, 256, 10), draw(1, 4, 10, 6), draw(2, 256, 6), jnp.array(SIZES[sizes], jnp.int32)
+    np.testing.assert_allclose(grouped.tokamax_product(x, w, sizes, "xla"), by_hand(x, w, sizes), atol=1e-4)
+    want = grouped.tiled_outer(x, dy, sizes, 4)
+    np.testing.assert_allclose(grouped.tokamax_outer(x, dy, sizes, 4, "xla"), want, atol=1e-4)
+    with pytest.raises(Exception, match="implementations failed"):
+        grouped.tokamax_product(x, w, sizes)
+
+
+@pytest.mark.parametrize(
+    ("platform", "chosen", "expected"),
+    [
+        ("tpu", ("auto", "auto"), ("splash", "megablox")),
+        ("gpu", ("auto", "auto"), ("blockwise", "tiled")),
+        ("cpu", ("auto", "auto"), ("blockwise", "tiled")),
+        ("tpu", ("blockwise", "tiled"), ("blockwise", "tiled")),
+    ],
+)
+def test_kernels_by_platform(platform, chosen, expected):
+    assert kernels_for(platform, *chosen) == expected
+
+
+@pytest.mark.parametrize(
+    "chosen", [("splash", "auto"), ("cudnn", "auto"), ("auto", "megablox"), ("auto", "tokamax")]
+)
+def test_a_kernel_of_other_hardware_is_one_clear_line(chosen):
+    with pytest.raises(ValueError, match="runs on a (tpu|gpu) only, this is a cpu"):
+        kernels_for("cpu", *chosen)
 
 
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=list(SIZES))
