@@ -51,7 +51,7 @@ def kernels_for(platform: str, attention: str, experts: str) -> tuple[str, str]:
     for field, kernel in (("attention", attention), ("experts", experts)):
         if needs.get(kernel, platform) != platform:
             raise InputError(
-                f"config.model.{field}={kernel} runs on a {needs[kernel]} only, not on a {platform}"
+                f"config.model.{field}={kernel} runs on a {needs[kernel]} only, this is a {platform}"
             )
     if experts == "tokamax" and importlib.util.find_spec("tokamax") is None:
         raise InputError("config.model.experts=tokamax is not installed: pip install 'carr_jax[kernels]'")
