@@ -377,9 +377,7 @@ def _safetensors(entries: Sequence[Entry], params: Params, dtype: str) -> Iterat
     yield len(text).to_bytes(8, "little") + text
     for entry in entries:
         stored = as_stored(np.asarray(pick(_at(params, entry.path), entry.index)), entry.inputs)
-        stored = np.ascontiguousarray(
-            stored.astype(_DTYPES[kind], copy=False)
-        )  # the mapped file, if nothing changes
+        stored = np.ascontiguousarray(stored.astype(_DTYPES[kind], copy=False))  # no copy when nothing changes
         yield stored.reshape(-1).view(np.uint8).data
 
 
