@@ -122,7 +122,8 @@ def measure(
     except jax.errors.JaxRuntimeError as error:
         found = out_of_memory(str(error))
         if found is None:
-            raise
+            said = " ".join(str(error).split())[:300]
+            raise InputError(f"the compiler for {topology.name} failed: {said}") from error
         return memory.with_peak(found[0]), "compiler (refused)", ""
     return memory.with_peak(compiled_peak(compiled, topology.chip.kind)), "compiler", compiled.as_text()
 

@@ -13,10 +13,13 @@ import pytest
 from carr_jax.command import parse as parse_config
 from carr_jax.models.attention import context_order
 from carr_jax.planning import command, table
+from carr_jax.planning import plan as plans
 from carr_jax.planning.knobs import knobs
 from carr_jax.planning.memory import Memory
 from carr_jax.planning.plan import to_json
 from carr_jax.planning.step import model_shape, seen_blocks, trace
+from carr_jax.planning.topology import parse
+from carr_jax.records import InputError
 
 ROOT = Path(__file__).parents[2]
 TINY = f"--config={ROOT / 'configs' / 'c_grpo_tiny.py'}"
@@ -150,26 +153,32 @@ def test_what_to_turn_when_it_does_not_fit():
     assert "config.mesh.context=4 (each row on twice as many chips): about 10.5 GiB less" in text
 
 
-def test_a_step_that_does_not_fit(monkeypatch):
-    """The compiler's refusal becomes a plan: how much was needed, and what to do."""
-    from carr_jax.planning import plan as plans
-    from carr_jax.planning.topology import parse
+def refused(monkeypatch, message):
+    """A small plan for a TPU whose compiler answers with an error."""
 
     class Refused:
         def compile(self):
-            raise jax.errors.JaxRuntimeError(
-                "RESOURCE_EXHAUSTED: HLO temporaries (75.57G) exceeds available HBM (31.25G)"
-            )
+            raise jax.errors.JaxRuntimeError(message)
 
     config, step = traced()
     monkeypatch.setattr(plans, "devices", lambda topology: jax.devices()[:4])
     monkeypatch.setattr(plans, "trace", lambda *_: step)
     monkeypatch.setattr(type(step.traced), "lower", lambda *_, **__: Refused())
-    plan = plans.make_plan(config, parse("v6e:2x2"))
-    found = to_json(plan)
+    return plans.make_plan(config, parse("v6e:2x2"))
+
+
+def test_a_step_that_does_not_fit(monkeypatch):
+    """The compiler's refusal becomes a plan: how much was needed, and what to do."""
+    message = "RESOURCE_EXHAUSTED: HLO temporaries (75.57G) exceeds available HBM (31.25G)"
+    found = to_json(refused(monkeypatch, message))
     assert (found["fits"], found["peak_gib"], found["limit_gib"]) == (False, 75.57, 31.25)
     assert found["peak_from"] == "compiler (refused)" and found["knobs"]
     json.dumps(found)
+
+
+def test_a_compiler_that_fails_is_one_line(monkeypatch):
+    with pytest.raises(InputError, match="the compiler for v6e:2x2 failed: INTERNAL: RET_CHECK failure"):
+        refused(monkeypatch, "INTERNAL: RET_CHECK failure\n(somewhere)")
 
 
 def test_the_table():
