@@ -129,8 +129,9 @@ def _equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
 
 
 def kernel_name(eqn: JaxprEqn) -> str:
-    """The name that a pallas_call was given, or that of its kernel function."""
-    return str(eqn.params.get("name") or eqn.params["name_and_src_info"].name)
+    """The name that a pallas_call was given, or that of its kernel function, or "unnamed"."""
+    named = eqn.params.get("name_and_src_info")
+    return str(eqn.params.get("name") or (named.name if named else "unnamed"))
 
 
 def static_trips(eqn: JaxprEqn) -> int | None:
