@@ -58,7 +58,8 @@ def splash_kernel(order: bytes, heads: int, shards: int, keep: bool, interpret: 
         block_kv_dkv_compute=min(_BLOCK_COMPUTE, wide),
         use_fused_bwd_kernel=True,
     )
-    with jax.ensure_compile_time_eval():
+    # Not jax.ensure_compile_time_eval: in the trace of a derivative (a layer without remat) it makes tracers.
+    with jax.core.eval_context():
         return kernels.make_splash_mha(
             masks.MultiHeadMask([_RowMask(indices)] * heads),
             head_shards=1,
