@@ -68,7 +68,7 @@ def test_asking_slurm_or_a_pod_where_there_is_none_is_one_line(tmp_path):
 # ------------------------------------------------------------------------------------------- the meeting
 
 
-def meet_all(port, *members, timeout_s=10):
+def meet_all(port, *members, timeout_s=60):
     """What each (processes, process) of the members says; None when it met the others."""
     said = [None] * len(members)
 
@@ -93,8 +93,8 @@ def test_three_processes_meet_and_the_port_is_free_again():
 
 
 def test_who_is_missing_is_named():
-    first, second = meet_all(free_port(), (3, 0), (3, 2), timeout_s=1)
-    assert "process 1 did not come within 1 s" in first
+    first, second = meet_all(free_port(), (3, 0), (3, 2), timeout_s=3)
+    assert "process 1 did not come within 3 s" in first
     assert second == first or "could not be reached" in second, "by who loses patience first"
 
 
@@ -121,12 +121,12 @@ def test_a_port_that_is_taken():
 
 def test_strangers_are_ignored():
     port = free_port()
-    member = threading.Thread(target=meet, args=(f"127.0.0.1:{port}", 2, 0, 10))
+    member = threading.Thread(target=meet, args=(f"127.0.0.1:{port}", 2, 0, 60))
     member.start()
     for noise in (b"GET / HTTP/1.1\r\n", b"[1, 2]\n", b"{}\n", b""):
         with connected(port) as stranger:
             stranger.sendall(noise)
-    meet(f"127.0.0.1:{port}", 2, 1, 10)
+    meet(f"127.0.0.1:{port}", 2, 1, 60)
     member.join()
 
 

@@ -54,7 +54,7 @@ class Place:
             **environment,
         }
         return subprocess.run(
-            [ROOT / "launch" / script, *arguments], env=environment, capture_output=True, text=True, timeout=60
+            [ROOT / "launch" / script, *arguments], env=environment, capture_output=True, text=True, timeout=240
         )
 
     def called(self):

@@ -92,7 +92,7 @@ def test_killed_and_started_again_they_end_the_same(tmp_path, begin):
 
 
 def wait_for_checkpoint(processes, folder: Path):
-    deadline = time.monotonic() + 200
+    deadline = time.monotonic() + 400
     while all(p.poll() is None for p in processes) and time.monotonic() < deadline:
         if folder.is_dir() and any(child.name.isdigit() for child in folder.iterdir()):
             return
