@@ -39,6 +39,8 @@ def initialize(
     pod says about itself.  Raises InputError when the processes do not come together within `timeout_s`.
     """
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    # Else SIGTERM would be noted and not end the process; a run may be killed at any instant.
+    jax.config.update("jax_enable_preemption_service", False)
     common = {"initialization_timeout": int(timeout_s), "shutdown_timeout_seconds": _SHUTDOWN_S}
     if coordinator:
         meet(coordinator, processes, process, timeout_s)

@@ -78,8 +78,9 @@ def test_killed_and_started_again_they_end_the_same(tmp_path, begin):
     succeed(start_two(command(tmp_path / "two", begin, *options), devices=2))
     processes = start_two(command(tmp_path / "killed", begin, *options), devices=2)
     wait_for_checkpoint(processes, tmp_path / "killed" / "checkpoints")
-    for process in processes:
-        process.send_signal(signal.SIGKILL)
+    processes[1].send_signal(signal.SIGTERM)
+    assert processes[1].wait(timeout=60) == -signal.SIGTERM
+    processes[0].send_signal(signal.SIGKILL)
     finish(processes)
     assert not (tmp_path / "killed" / "policy").exists(), "killed before its end"
     succeed(start_two(command(tmp_path / "killed", begin, *options), devices=2))
