@@ -7,14 +7,10 @@ Hardware: any number of TPU chips or GPUs that eight divides, if their memory is
 On v6e:4x4 give --config.learn.moments=host --config.model.remat=full.
 """
 
-from carr_jax import config as defaults
-from configs.c_grpo_4b import full_size
+from configs import c_grpo_4b
 
 
 def get_config():
-    config = defaults.rl()
-    full_size(config, context=8)
+    config = c_grpo_4b.get_config()
     config.model.hf_config = "configs/architectures/qwen3_30b_a3b.json"
-    config.agent.context = 64_000
-    config.learn.row_length = 65_536
     return config

@@ -15,7 +15,6 @@ import numpy as np
 
 from carr_jax.models.blockwise import Place, blockwise_attention
 from carr_jax.models.compute import Compute
-from carr_jax.models.splash import heads_at_once, splash_attention, splash_kernel, splash_spec
 from carr_jax.sharding import mesh_spec, per_device
 
 # Finite, so that a row of padding without any visible key gives a uniform softmax instead of NaN (P17).
@@ -98,6 +97,9 @@ def _blockwise(q, k, v, segments, compute: Compute) -> jax.Array:
 
 
 def _splash(q, k, v, segments, compute: Compute) -> jax.Array:
+    # Here, because the kernels of Pallas take long to import and only a TPU needs them.
+    from carr_jax.models.splash import heads_at_once, splash_attention, splash_kernel, splash_spec
+
     shards = _shards(compute)
     tensor = 1 if compute.mesh is None else compute.mesh.shape["tensor"]
     heads = heads_at_once(q.shape[1], shards, q.shape[2] // tensor, k.shape[2] // tensor, q.shape[3])
