@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from carr_jax.models.config import ModelConfig
+from carr_jax.models.flops import forward_flops, pair_flops
 
 Row = list[int]  # indices of the sequences in a row
 
@@ -33,16 +34,9 @@ ATTENTION_ALONE = Cost(0.0, 1.0)
 
 
 def model_cost(model: ModelConfig) -> Cost:
-    """Matrix products of the layers and the head, two FLOPs for a multiplication and an addition.
-
-    The attention of a causal sequence has n * n / 2 pairs of two products (scores, values) in each layer.
-    """
-    heads = model.num_heads * model.head_dim
-    projections = model.d_model * 2 * (heads + model.num_kv_heads * model.head_dim)
-    experts = model.experts_per_token * model.d_ff_expert if model.is_moe else model.d_ff
-    layer = projections + model.d_model * (3 * experts + model.num_experts)
-    linear = 2.0 * (model.num_layers * layer + model.d_model * model.vocab_size)
-    return Cost(linear, 2.0 * model.num_layers * heads)
+    """That of a sequence that sees itself: half of the pairs of its tokens, in each layer."""
+    one = forward_flops(model, [1])
+    return Cost(float(one.matmuls + one.head), model.num_layers * pair_flops(model) / 2)
 
 
 # ----------------------------------------------------------------------------------------------- filling rows

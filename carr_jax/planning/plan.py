@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from carr_jax.planning.flops import parameter_count, training_flops
+from carr_jax.models.flops import parameter_count, training_flops
 from carr_jax.planning.knobs import knobs
 from carr_jax.planning.memory import (
     GIB,

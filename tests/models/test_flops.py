@@ -7,8 +7,8 @@ import jax
 import pytest
 
 from carr_jax.models.config import ModelConfig, from_hf_config
+from carr_jax.models.flops import forward_flops, parameter_count, training_flops, visible_pairs
 from carr_jax.models.qwen3 import param_shapes
-from carr_jax.planning.flops import forward_flops, parameter_count, training_flops, visible_pairs
 
 ARCHITECTURES = Path(__file__).parents[2] / "configs" / "architectures"
 DENSE = ModelConfig(
