@@ -203,3 +203,15 @@ def test_expert_loads_ignore_padding():
     )
     np.testing.assert_array_equal(again, loads)
     assert np.abs(whole - loads).max() > 0.01
+
+
+def test_replayed_experts_reach_every_layer():
+    """-1 leaves the choice to the router; other experts in the last layer alone already change the result."""
+    run = jax.jit(hidden_states, static_argnums=(1, 5))
+    free = run(params_of(MOE), MOE, *row(IDS), Compute())
+    replay = np.full((MOE.num_layers, 1, len(IDS), MOE.experts_per_token), -1, np.int32)
+    np.testing.assert_array_equal(run(params_of(MOE), MOE, *row(IDS), Compute(), replay), free)
+    for layer in range(MOE.num_layers):
+        other = replay.copy()
+        other[layer] = [0, 1]
+        assert np.abs(run(params_of(MOE), MOE, *row(IDS), Compute(), other) - free).max() > 1e-3
