@@ -27,16 +27,22 @@ read_arguments() {
     if [[ "$JOB" != train && "$JOB" != sft ]]; then
         missing "the job as the first argument: train or sft"
     fi
-    local config=
-    local option
-    for option in "${OPTIONS[@]}"; do
-        [[ "$option" == --config=* ]] && config="${option#--config=}"
-    done
+    local config
+    config="$(option config)"
     if [[ -z "$config" ]]; then
         missing "the experiment: --config=configs/FILE.py"
     elif [[ ! -f "$config" ]]; then
         missing "the file $config"
     fi
+}
+
+# option NAME: the value of --NAME=VALUE among the job's options, empty without one
+option() {
+    local each value=
+    for each in "${OPTIONS[@]}"; do
+        [[ "$each" == "--$1="* ]] && value="${each#*=}"
+    done
+    echo "$value"
 }
 
 # refuse_several HOSTS: what only one host can do yet

@@ -81,12 +81,7 @@ preflight_run() {
     if [[ -n "${ACCELERATOR_TYPE:-}" && -z "$RUNTIME_VERSION" ]]; then
         missing "the environment variable RUNTIME_VERSION: none is known for $ACCELERATOR_TYPE"
     fi
-    local workdir=
-    local option
-    for option in "${OPTIONS[@]}"; do
-        [[ "$option" == --workdir=* ]] && workdir="${option#--workdir=}"
-    done
-    [[ "$workdir" == /mnt/shared/* ]] || missing "a run folder that all hosts share: --workdir=/mnt/shared/..."
+    [[ "$(option workdir)" == /mnt/shared/* ]] || missing "a run folder that all hosts share: --workdir=/mnt/shared/..."
     refuse_several "$(hosts "${ACCELERATOR_TYPE:-}")"
 }
 
