@@ -36,7 +36,7 @@ class Learner:
         self.rows = rows_of(config, self._mesh)
         self._layout = (row_shards(self._mesh), model_cost(policy.model))  # what packing and its measures need
         self._config = config.learn
-        learn = learn_config(config, steps, self._mesh)
+        learn = learn_config(config, steps, self._mesh, self._mesh.devices.flat[0].platform)
         params = jax.device_put(policy.params, param_shardings(policy.model, self._mesh))
         state = init_state(params, learn)
         self._step = make_train_step(policy.model, learn, loss)
@@ -76,13 +76,13 @@ class Learner:
             self._checkpoints.save(self.done, self.state, extra)
 
 
-def learn_config(config: ConfigDict, steps: int, mesh: Mesh) -> LearnConfig:
-    """The learner's part of a configuration."""
+def learn_config(config: ConfigDict, steps: int, mesh: Mesh, platform: str) -> LearnConfig:
+    """The learner's part of a configuration; `platform` (tpu, gpu, cpu) decides what "auto" kernels are."""
     names = {f.name for f in dataclasses.fields(LearnConfig)}
     fields = {k: v for k, v in config.learn.items() if k in names}
     if "rollout" in config:
         fields["temperature"] = config.rollout.temperature  # the log-probs of what was really sampled (P15)
-    model, platform = config.model, mesh.devices.flat[0].platform
+    model = config.model
     attention, experts = kernels_for(platform, model.attention, model.experts)
     compute = Compute(model.dtype, model.remat, attention, experts, mesh)
     return LearnConfig(**fields, total_steps=steps, compute=compute)

@@ -156,6 +156,15 @@ def test_choices_and_rules_name_real_fields():
     assert named <= set(known)
 
 
+def test_kernels_and_policies_are_those_of_the_model():
+    from carr_jax.models.compute import ATTENTION, GROUPED_MATMUL, REMAT
+
+    choices = configuration._CHOICES
+    assert set(choices["model.remat"]) == set(REMAT)
+    assert set(choices["model.attention"]) == {"auto", *ATTENTION}
+    assert set(choices["model.experts"]) == {"auto", *GROUPED_MATMUL}
+
+
 def test_unknown_field_in_a_config_file_is_an_error(tmp_path):
     bad = tmp_path / "bad.py"
     lines = ["from carr_jax import config", "def get_config():", "    c = config.rl()", "    c.learn.lrate = 1"]

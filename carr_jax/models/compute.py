@@ -11,6 +11,7 @@ from carr_jax.records import InputError
 
 ATTENTION = ("blockwise", "splash", "cudnn")
 GROUPED_MATMUL = ("tiled", "megablox", "tokamax")
+_RUNS_ON = {"splash": "tpu", "megablox": "tpu", "cudnn": "gpu", "tokamax": "gpu"}  # the others run anywhere
 REMAT = ("none", "full", "attention", "offload")
 
 
@@ -47,11 +48,11 @@ def kernels_for(platform: str, attention: str, experts: str) -> tuple[str, str]:
 
     Raises InputError for a kernel that the platform cannot run, or that is not installed.
     """
-    needs = {"splash": "tpu", "megablox": "tpu", "cudnn": "gpu", "tokamax": "gpu"}
-    for field, kernel in (("attention", attention), ("experts", experts)):
-        if needs.get(kernel, platform) != platform:
+    portable = (("attention", attention, "blockwise"), ("experts", experts, "tiled"))
+    for field, kernel, other in portable:
+        if _RUNS_ON.get(kernel, platform) != platform:
             raise InputError(
-                f"config.model.{field}={kernel} runs on a {needs[kernel]} only, this is a {platform}"
+                f"config.model.{field}={kernel} does not run on {platform}; give --config.model.{field}={other}"
             )
     if experts == "tokamax" and importlib.util.find_spec("tokamax") is None:
         raise InputError("config.model.experts=tokamax is not installed: pip install 'carr_jax[kernels]'")

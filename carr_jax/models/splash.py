@@ -12,10 +12,10 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ma
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from carr_jax.models.blockwise import KEPT
+from carr_jax.records import InputError
 
 BLOCK = 1024  # queries, and keys of the forward pass
 _BLOCK_COMPUTE = 512
-_BACKWARD_BLOCKS = 32  # blocks of keys of the backward pass: with few, the diagonal ones waste more
 _PARTIAL_BYTES = 2**29  # about the most memory that the partial gradients of the queries may take
 
 
@@ -46,6 +46,11 @@ def splash_kernel(order: bytes, heads: int, shards: int, keep: bool, interpret: 
     one partial gradient of the queries per block of keys: blocks are large, so that there are few.
     """
     indices = np.frombuffer(order, np.int32)
+    if indices.size % (shards * min(BLOCK, indices.size // shards)):
+        raise InputError(
+            f"attention=splash needs rows that are a multiple of {shards} (config.mesh.context) * {BLOCK}, "
+            f"config.learn.row_length is {indices.size}; 65,536 is one, or use config.model.attention=blockwise"
+        )
     own = min(BLOCK, indices.size // shards)
     keys = min(BLOCK, indices.size)
     wide = backward_keys(indices.size)
@@ -101,8 +106,11 @@ def splash_attention(heads: int, kernel, q_BxSxHxD, k_BxTxKxD, v_BxTxKxD, own_Bx
 
 
 def backward_keys(length: int) -> int:
-    """Keys of a block of the backward pass; more than 2048 do not fit the fast memory of a v5p."""
-    return min(max(length // _BACKWARD_BLOCKS, BLOCK), 2048, length)
+    """Keys of a block of the backward pass, a divisor of `length` where that is a multiple of BLOCK.
+
+    In short rows, large blocks on the diagonal waste more; more than 2048 do not fit the fast memory of a v5p.
+    """
+    return 2 * BLOCK if length >= 64 * BLOCK and length % (2 * BLOCK) == 0 else min(BLOCK, length)
 
 
 def heads_at_once(length: int, shards: int, heads: int, kv_heads: int, head_dim: int) -> int:

@@ -26,7 +26,6 @@ from carr_jax.planning.traffic import per_micro_step
 from carr_jax.records import InputError
 
 UTILISATIONS = (0.4, 0.5, 0.6)
-_RUNS_ON = {"splash": "tpu", "megablox": "tpu", "cudnn": "gpu", "tokamax": "gpu"}  # kernels of one kind of chip
 _BATCH_BYTES = 7 * 4  # of one token: the arrays of a TrainBatch
 
 
@@ -69,9 +68,8 @@ def make_plan(config: ConfigDict, topology: Topology) -> Plan:
 
     Raises InputError for what a person can mend.  A program that is too large for its chip is a plan, too.
     """
-    check_kernels(config, topology)
     began = time.monotonic()
-    step = trace(config, devices(topology)[: topology.chips])
+    step = trace(config, devices(topology)[: topology.chips], topology.chip.kind)
     memory = known_memory(step, topology.chip.memory_gib)
     traced = time.monotonic()
     platform = ("cuda",) if topology.chip.kind == "gpu" else None
@@ -95,18 +93,6 @@ def make_plan(config: ConfigDict, topology: Topology) -> Plan:
         compile_seconds=done - traced,
         knobs=() if memory.fits and "refused" not in source else knobs(config, step, memory),
     )
-
-
-def check_kernels(config: ConfigDict, topology: Topology) -> None:
-    """Raises InputError when the configuration names a kernel that does not exist for these chips."""
-    portable = {"attention": "blockwise", "experts": "tiled"}
-    for field, other in portable.items():
-        value = config.model[field]
-        if _RUNS_ON.get(value, topology.chip.kind) != topology.chip.kind:
-            raise InputError(
-                f"config.model.{field}={value} does not run on {topology.name}; "
-                f"give --config.model.{field}={other} or another --topology"
-            )
 
 
 def measure(

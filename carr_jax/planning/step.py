@@ -54,14 +54,16 @@ class Step:
         return self.row_tokens // self.mesh.shape["context"]
 
 
-def trace(config: ConfigDict, devices: Sequence[jax.Device]) -> Step:
+def trace(config: ConfigDict, devices: Sequence[jax.Device], platform: str) -> Step:
     """Traces the step that `config` trains with, on the mesh that it has over `devices`; allocates nothing.
+
+    `platform` (tpu, gpu, cpu) is what the devices stand for: GPUs are planned on those of a CPU.
 
     Raises InputError for what does not fit the devices or the model.
     """
     model, source = model_shape(config)
     mesh = make_mesh(config.mesh, devices)
-    learn = learn_config(config, 1, mesh)
+    learn = learn_config(config, 1, mesh, platform)
     loss = "policy" if "rollout" in config else "sft"
     rows = config.rollout.prompts * config.rollout.group_size if loss == "policy" else config.sft.batch
     together = rows_of(config, mesh)

@@ -255,3 +255,14 @@ def test_a_cached_prefix_gives_what_the_whole_row_gives():
     ]
     split = run(q[:, 5:], k[:, 5:], v[:, 5:], positions[:, 5:], segments[:, 5:], tuple(parts))
     np.testing.assert_allclose(split, whole[:, 5:], atol=1e-6)
+
+
+@pytest.mark.parametrize("length", [65_536, 131_072, 40_960, 256])
+def test_backward_blocks_divide_the_row(length):
+    assert length % splash.backward_keys(length) == 0
+
+
+def test_rows_that_splash_cannot_cut_are_one_clear_line():
+    order = context_order(64_000, 8)
+    with pytest.raises(ValueError, match="multiple of 8 .*row_length is 64000; 65,536 is one"):
+        splash.splash_kernel(order.tobytes(), heads=4, shards=8, keep=True, interpret=True)

@@ -114,7 +114,7 @@ def test_kernels_of_other_chips_are_refused(capsys, monkeypatch):
 
 def traced(*arguments):
     config, _ = parse_config(["plan.py", TINY, *SMALL, *ON_FOUR, *arguments])
-    return config, trace(config, jax.devices()[:4])
+    return config, trace(config, jax.devices()[:4], "cpu")
 
 
 def test_the_policys_own_shape_comes_first(tmp_path):
