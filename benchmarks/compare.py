@@ -3,13 +3,15 @@
     python benchmarks/compare.py --tunix-python=VENV/bin/python --torch-python=VENV/bin/python \
         --shape=16x512 --shape=4x2048 --moe --remat
 
-Every side trains the same weights on the same tokens, and must report the same gradient norm.  A peer without a
-python is left out.  See README.md for what the sides do and what the bars are.
+Every side trains the same weights on the same tokens, and must report the same gradient norm.  Each passes the
+batch in every way that --micro names, and the fastest of each side are compared.  A peer without a python is
+left out.  See README.md for what the sides do and what the bars are.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import platform
@@ -18,6 +20,8 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+from common import shape_of
 
 HERE = Path(__file__).parent
 SCRIPTS = {"ours": "train_step.py", "tunix": "peer_tunix.py", "torch": "peer_torch.py"}
@@ -59,13 +63,13 @@ def options() -> argparse.Namespace:
     p.add_argument("--shape", action="append", help="rows x tokens; may be given several times")
     p.add_argument("--moe", action="store_true", help="measure the mixture of experts, too")
     p.add_argument("--remat", action="store_true", help="measure each side with recomputation, too")
-    p.add_argument("--micro", type=int, default=0, help="rows of a micro-batch of every side; 0 = all")
+    p.add_argument("--micro", type=int, action="append", help="tokens of a micro-batch; 0 = all; several times")
     p.add_argument("--rounds", type=int, default=3, help="how often each side has its turn")
     p.add_argument("--steps", type=int, default=3, help="timed steps of one turn")
     p.add_argument("--cores", default="0", help="cores that every side runs on, such as 0 or 0,1")
     p.add_argument("--json", type=Path, help="file for all figures")
     args = p.parse_args()
-    args.shape = args.shape or ["16x512"]
+    args.shape, args.micro = args.shape or ["16x512"], args.micro or [0, 2048]
     return args
 
 
@@ -73,16 +77,13 @@ def in_turn(
     pythons: dict[str, str], shape: str, moe: bool, weights: Path, args: argparse.Namespace
 ) -> list[dict]:
     """What each side reports in each round; the first to go makes the weights, so that is ours."""
-    variants = [(side, remat) for remat in ((False, True) if args.remat else (False,)) for side in pythons]
+    modes = (False, True) if args.remat else (False,)
+    variants = list(itertools.product(modes, args.micro, pythons))
     rows = []
     for number in range(args.rounds):
-        for side, remat in variants[number % len(variants) :] + variants[: number % len(variants)]:
-            flags = [
-                f"--weights={weights}",
-                f"--shape={shape}",
-                f"--steps={args.steps}",
-                f"--micro={args.micro}",
-            ]
+        for remat, micro, side in variants[number % len(variants) :] + variants[: number % len(variants)]:
+            micro //= shape_of(shape)[1]  # rows
+            flags = [f"--weights={weights}", f"--shape={shape}", f"--steps={args.steps}", f"--micro={micro}"]
             flags += ["--moe"] * moe + ["--remat"] * remat
             rows.append(one_turn(pythons[side], SCRIPTS[side], flags, args.cores))
             print(f"# round {number + 1} of {args.rounds}: {one_line(rows[-1])}", file=sys.stderr, flush=True)
@@ -100,14 +101,14 @@ def one_turn(python: str, script: str, flags: list[str], cores: str) -> dict:
 
 
 def one_line(row: dict) -> str:
-    return f"{row['side']}{' remat' * row['remat']} {row['median']} s, {row['peak_mib']} MiB"
+    return f"{name(row)} {row['median']} s, {row['peak_mib']} MiB"
 
 
 def summarise(rows: list[dict]) -> list[dict]:
-    """One row for each side and mode: all timed steps of all rounds together, the median of the peaks."""
+    """One row for each side and variant: all timed steps of all rounds together, the median of the peaks."""
     groups: dict[tuple, list[dict]] = {}
     for row in rows:
-        groups.setdefault((row["side"], row["remat"]), []).append(row)
+        groups.setdefault((row["side"], row["remat"], row["micro"]), []).append(row)
     summary = []
     for group in groups.values():
         seconds = [s for row in group for s in row["seconds"]]
@@ -134,17 +135,22 @@ def table(shape: str, moe: bool, summary: list[dict]) -> str:
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for remat in (False, True):
-        mode = {r["side"]: r for r in summary if r["remat"] == remat}
-        lines += [ratio(mode["ours"], mode[peer]) for peer in ("tunix", "torch") if peer in mode]
+        slowest_first = sorted((r for r in summary if r["remat"] == remat), key=lambda r: -r["median"])
+        best = {r["side"]: r for r in slowest_first}
+        lines += [ratio(best["ours"], best[peer]) for peer in ("tunix", "torch") if peer in best]
     return "\n".join(lines)
 
 
 def name(row: dict) -> str:
-    return row["side"] + " with remat" * row["remat"]
+    rows = "" if row["micro"] == row["rows"] else f", {row['micro']} rows at a time"
+    return row["side"] + rows + ", with remat" * row["remat"]
 
 
 def ratio(ours: dict, peer: dict) -> str:
-    """One line of the table; the bars are those of the modes without recomputation."""
+    """One line of the table; the bars are those of the modes without recomputation.
+
+    Raises SystemExit when the two did not compute the same gradient.
+    """
     if abs(ours["grad_norm"] / peer["grad_norm"] - 1) > SAME_NORM:
         raise SystemExit(f"not the same work: gradient norms {ours['grad_norm']} and {peer['grad_norm']}")
     low, middle = (ours[k] / peer[k] for k in ("min", "median"))

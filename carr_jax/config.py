@@ -31,8 +31,9 @@ def _shared() -> dict:
             tokenizer="",  # tokenizer folder when `policy` brings none; "" = train one on the pages
             vocab_size=1536,  # size of the tokenizer trained on the pages
             dtype="float32",  # compute type of the trainer: float32 or bfloat16 (parameters are always fp32)
-            remat="none",  # what the backward pass computes again: none, attention (all but attention), full,
-            # offload (as attention, with the inputs of the layers in host memory)
+            remat="products",  # what is kept for the backward pass: products (of all matrices, and attention),
+            # attention (its result alone), offload (the same, with the inputs of the layers in host memory),
+            # full (nothing: all is computed again)
             attention="auto",  # kernel: splash (TPU), cudnn (NVIDIA, without learn.pack), blockwise (any
             # device), or auto: splash on a TPU, else blockwise
             experts="auto",  # grouped matmul of a MoE: megablox (TPU), tokamax (NVIDIA), tiled (any device),
@@ -162,7 +163,7 @@ def _locked(tree: Mapping) -> ConfigDict:
 
 _CHOICES = {
     "model.dtype": ("float32", "bfloat16"),
-    "model.remat": ("none", "attention", "full", "offload"),
+    "model.remat": ("products", "attention", "full", "offload"),
     "model.attention": ("auto", "blockwise", "splash", "cudnn"),
     "model.experts": ("auto", "tiled", "megablox", "tokamax"),
     "learn.moments": ("float32", "bfloat16", "host"),

@@ -107,7 +107,7 @@ def _splash(q, k, v, segments, compute: Compute) -> jax.Array:
         context_order(q.shape[1], shards).tobytes(),
         heads=heads,
         shards=shards,
-        keep=compute.remat in ("attention", "offload"),
+        keep=compute.remat != "full",
         interpret=compute.interpret,
     )
     extra = [(kernel, splash_spec(kernel, compute.mesh))]

@@ -16,8 +16,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
+from carr_jax.models.compute import ATTENTION_RESULT
+
 _HIDDEN = -1e30  # finite, so that a query without any visible key gives zeros instead of NaN (P17)
-KEPT = "attention"  # name of what the remat policies "attention" and "offload" keep on the device
 
 
 class Place(NamedTuple):
@@ -60,8 +61,8 @@ def _forward(q, k, v, queries: Place, keys: Place, block: int):
     q_blocks, k_blocks, v_blocks = _cut_queries(q, kv_heads, block), _cut(k, block), _cut(v, block)
     at_q, at_k = _cut_place(queries, block), _cut_place(keys, block)
     out, lse = blockwise_forward(q_blocks, k_blocks, v_blocks, at_q, at_k)
-    out = checkpoint_name(_join_queries(out, block, length, q.dtype), KEPT)
-    return out, (q, k, v, queries, keys, out, checkpoint_name(lse, KEPT))
+    out = checkpoint_name(_join_queries(out, block, length, q.dtype), ATTENTION_RESULT)
+    return out, (q, k, v, queries, keys, out, checkpoint_name(lse, ATTENTION_RESULT))
 
 
 def _backward(block: int, kept, d_out):

@@ -12,7 +12,10 @@ from carr_jax.records import InputError
 ATTENTION = ("blockwise", "splash", "cudnn")
 GROUPED_MATMUL = ("tiled", "megablox", "tokamax")
 _RUNS_ON = {"splash": "tpu", "megablox": "tpu", "cudnn": "gpu", "tokamax": "gpu"}  # the others run anywhere
-REMAT = ("none", "full", "attention", "offload")
+REMAT = ("products", "full", "attention", "offload")
+
+# What the recomputation policies go by: names given with `checkpoint_name` where the values are made.
+LAYER_INPUT, ATTENTION_RESULT, PRODUCT = "layer input", "attention result", "product"
 
 
 @dataclass(frozen=True)
@@ -20,7 +23,8 @@ class Compute:
     """Types, kernels, recomputation and layout of a pass over packed rows.
 
     dtype      float32 or bfloat16: type of activations and matrix products; parameters stay float32
-    remat      what a layer keeps for the backward pass: "none" recomputes nothing; "full" keeps its input only;
+    remat      what a layer keeps for the backward pass: "products" keeps what matrix products and attention
+               made, and computes only norms, activations and such again; "full" keeps the layer's input only;
                "attention" keeps its input and the result of attention, which is not computed again; "offload"
                is "attention" with the inputs moved to host memory
     attention  blockwise (any device), splash (TPU) or cudnn (NVIDIA, one segment per row)
@@ -30,7 +34,7 @@ class Compute:
     """
 
     dtype: str = "float32"
-    remat: str = "none"
+    remat: str = "products"
     attention: str = "blockwise"
     experts: str = "tiled"
     mesh: Mesh | None = None

@@ -12,8 +12,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 
-from carr_jax.models.compute import Compute
+from carr_jax.models.compute import PRODUCT, Compute
 from carr_jax.models.grouped import grouped_matmul
 from carr_jax.sharding import gather, mesh_spec, per_device, used_axes
 
@@ -37,6 +38,7 @@ def route(
     the experts that the engine used; a token whose first entry is negative chooses anew.
     """
     logits = jnp.matmul(x.astype(jnp.float32), router_MxE, precision=lax.Precision.HIGHEST)
+    logits = checkpoint_name(logits, PRODUCT)
     probabilities = jax.nn.softmax(logits, axis=-1)
     weights, experts = lax.top_k(probabilities, k)
     if replay is not None:
@@ -115,7 +117,7 @@ def mixture(
     sizes = jnp.bincount(own, length=count + 1).astype(jnp.int32)
 
     def product(x, w):
-        return grouped_matmul(x, w, sizes, compute.experts, compute.interpret)
+        return checkpoint_name(grouped_matmul(x, w, sizes, compute.experts, compute.interpret), PRODUCT)
 
     inverse = jnp.argsort(order)
     x = take_rows(x_NxM, order, inverse, k)

@@ -22,8 +22,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh
 
 from carr_jax.models.attention import Past, cached_attention, self_attention
-from carr_jax.models.blockwise import KEPT
-from carr_jax.models.compute import Compute
+from carr_jax.models.compute import ATTENTION_RESULT, LAYER_INPUT, PRODUCT, Compute
 from carr_jax.models.config import ModelConfig
 from carr_jax.models.moe import Experts, expert_load, expert_mlp, route
 from carr_jax.models.rope import rotary_phases, rotate
@@ -31,7 +30,6 @@ from carr_jax.sharding import SHARED, constrain, gather, mesh_spec, per_device, 
 
 Params = dict[str, Any]
 
-_INPUT = "layer_input"  # what every policy keeps of a layer
 _MATRIX = nn.initializers.lecun_normal()
 _EMBEDDING = nn.initializers.normal(0.02)
 
@@ -51,9 +49,11 @@ def linear(x: jax.Array, w: jax.Array, compute: Compute, inputs: int = 1) -> jax
     """
     if compute.mesh is None or compute.mesh.size == 1:
         flat = x.reshape(-1, math.prod(w.shape[:inputs])) @ w.reshape(-1, math.prod(w.shape[inputs:]))
-        return flat.reshape(*x.shape[:-inputs], *w.shape[inputs:])
-    axes = tuple(range(x.ndim - inputs, x.ndim)), tuple(range(inputs))
-    return jax.lax.dot_general(x, w, (axes, ((), ())))
+        y = flat.reshape(*x.shape[:-inputs], *w.shape[inputs:])
+    else:
+        axes = tuple(range(x.ndim - inputs, x.ndim)), tuple(range(inputs))
+        y = jax.lax.dot_general(x, w, (axes, ((), ())))
+    return checkpoint_name(y, PRODUCT)
 
 
 class _Norm(nn.Module):
@@ -144,7 +144,7 @@ class _Layer(nn.Module):
     @nn.compact
     def __call__(self, x_BxSxM, replay_BxSxk, past, positions_BxS, segments_BxS):
         c, mesh = self.config, self.compute.mesh
-        x_BxSxM = checkpoint_name(x_BxSxM, _INPUT)
+        x_BxSxM = checkpoint_name(x_BxSxM, LAYER_INPUT)
         normed = _Norm(c.rms_eps, "embed", name="attention_norm")(x_BxSxM)
         attention = _Attention(c, self.compute, name="attention")
         attended, kv = attention(normed, positions_BxS, segments_BxS, past)
@@ -216,16 +216,16 @@ def embed(embedding_VxM: jax.Array, tokens_BxS: jax.Array, compute: Compute) -> 
 def _recomputed(remat: str):
     """The layer, keeping for the backward pass what the policy of `Compute.remat` says."""
     policies = jax.checkpoint_policies
-    if remat == "none":
-        return _Layer
     if remat == "full":
         policy = policies.nothing_saveable
     elif remat == "attention":
-        policy = policies.save_only_these_names(KEPT)
+        policy = policies.save_only_these_names(ATTENTION_RESULT)
+    elif remat == "products":
+        policy = policies.save_only_these_names(ATTENTION_RESULT, PRODUCT)
     else:
         policy = policies.save_and_offload_only_these_names(
-            names_which_can_be_saved=[KEPT],
-            names_which_can_be_offloaded=[_INPUT],
+            names_which_can_be_saved=[ATTENTION_RESULT],
+            names_which_can_be_offloaded=[LAYER_INPUT],
             offload_src="device",
             offload_dst="pinned_host",
         )

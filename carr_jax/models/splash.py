@@ -11,7 +11,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from carr_jax.models.blockwise import KEPT
+from carr_jax.models.compute import ATTENTION_RESULT
 from carr_jax.records import InputError
 
 BLOCK = 1024  # queries, and keys of the forward pass
@@ -70,7 +70,7 @@ def splash_kernel(order: bytes, heads: int, shards: int, keep: bool, interpret: 
             head_shards=1,
             q_seq_shards=shards,
             block_sizes=sizes,
-            residual_checkpoint_name=KEPT if keep else None,
+            residual_checkpoint_name=ATTENTION_RESULT if keep else None,
             interpret=interpret,
         )
 

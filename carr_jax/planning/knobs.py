@@ -25,9 +25,9 @@ def _recomputation(config: ConfigDict, step: Step, memory: Memory) -> list[tuple
     each = model.num_layers * step.tokens * jnp.dtype(config.model.dtype).itemsize / step.mesh.shape["tensor"]
     inputs, attention = each * model.d_model / GIB, each * model.num_heads * model.head_dim / GIB
     found = []
-    if remat == "none":
+    if remat == "products":
         found.append((memory.activations - inputs - attention, "config.model.remat=attention"))
-    if remat in ("none", "attention"):
+    if remat in ("products", "attention"):
         found.append((memory.activations - inputs, "config.model.remat=full (attention is computed again)"))
     if remat != "offload":
         found.append((inputs, "config.model.remat=offload (inputs of the layers into host memory)"))
