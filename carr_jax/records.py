@@ -114,14 +114,19 @@ class Generation:
     """What the engine sampled for one turn.
 
     `ids` include the stop token when `finish` is "stop"; `logprobs[i]` is the fp32 log-probability of `ids[i]`
-    under the sampling distribution; `versions[i]` the policy version that sampled it.  `finish` is one of
-    "stop", "length", "abort".
+    under the sampling distribution, NaN when the engine did not say; `versions[i]` the policy version that
+    sampled it.  `finish` is one of "stop", "length", "abort".
+
+    `routes` are the experts that a mixture of experts chose, int16 [prefix + len(ids) - 1, L, k]: row i for
+    the token at position i of the whole sequence (nothing has passed the last token yet), -1 where unknown.
+    None when the engine does not report them.
     """
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     versions: tuple[int, ...]
     finish: str
+    routes: np.ndarray | None = None
 
 
 # ----------------------------------------------------------------------------------------- what a tool returns

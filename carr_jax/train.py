@@ -71,7 +71,7 @@ def train(config: ConfigDict, workdir: Path) -> None:
             loop.run(evaluate(0, config, task, rollouts, score, evaluations))
             # Forget what evaluation cached: a copied prefix may differ in the last bit from a computed one, and
             # a run that is resumed here has not evaluated.
-            loop.run(engine.update_weights(learner.params, 0))
+            engine.set_params(learner.params, 0)
         for step in range(learner.done, config.train.steps):
             questions = questions_of(step, config, task)
             clock = Clock()
@@ -87,7 +87,7 @@ def train(config: ConfigDict, workdir: Path) -> None:
             groups = [make_group(config, s) for s in scored]
             learned = learner.update(learner.pack(trained_examples(groups), most))
             clock.lap("train")
-            loop.run(engine.update_weights(learner.params, learner.done))
+            engine.set_params(learner.params, learner.done)
             clock.lap("sync")
 
             view.phase("save")

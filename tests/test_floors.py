@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "rewards": set(),
     "data": {"rewards"},
     "agent": set(),
-    "rollout": {"agent", "search", "models"},
+    "rollout": {"agent", "search", "models", "weights"},
     "observe": set(),
     "config": {"rewards"},
     "distributed": set(),

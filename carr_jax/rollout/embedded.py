@@ -10,15 +10,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from carr_jax.models.config import ModelConfig
-from carr_jax.records import Generation, Sampling
+from carr_jax.records import Generation, InputError, Sampling
 from carr_jax.rollout import decode as device
-from carr_jax.rollout.engine import EngineError
+from carr_jax.rollout.engine import EngineError, WeightUpdateError
+from carr_jax.weights import load_params
 
 _WORTH_SHARING = 16  # tokens: below this, prefilling again costs no more than copying a slot or waiting
 _YIELDS = 8  # turns of the event loop between ticks: enough for a local tool call and the next request
@@ -110,12 +113,20 @@ class EmbeddedEngine:
 
     async def release(self, session: str) -> None:
         """See `Engine.release`.  The tokens stay in the slot, for others to copy, until it is used again."""
-        self.abort(session)
+        await self.abort(session)
         if session in self._owner:
             self._owner[self._owner.index(session)] = None
 
-    async def update_weights(self, params: Any, version: int) -> None:
+    async def update_weights(self, folder: Path, version: int) -> None:
         """See `Engine.update_weights`.  Running turns prefill their prefix again under the new weights."""
+        try:
+            params = load_params(folder, self._config)
+        except (InputError, OSError) as error:
+            raise WeightUpdateError(f"{folder}: {error}") from error
+        self.set_params(jax.tree.map(jnp.asarray, params), version)
+
+    def set_params(self, params: Any, version: int) -> None:
+        """`update_weights` for parameters that are in this process's memory already."""
         self._params, self._version = params, version
         self._length[:] = 0
 
@@ -124,24 +135,25 @@ class EmbeddedEngine:
         return {
             "status": "paused" if self._paused else "ok",
             "version": self._version,
+            "seeded": True,
             "slots": len(self._owner),
             "active": sum(r is not None for r in self._running),
             "waiting": len(self._waiting),
             "counters": dict(self.counters),
         }
 
-    def abort(self, session: str) -> None:
+    async def abort(self, session: str) -> None:
         """See `Engine.abort`."""
         for request in self._in_flight():
             if request.session == session:
                 self._drop(request)
                 request.finish("abort")
 
-    def pause(self) -> None:
+    async def pause(self) -> None:
         """See `Engine.pause`."""
         self._paused = True
 
-    def resume(self) -> None:
+    async def resume(self) -> None:
         """See `Engine.resume`."""
         self._paused = False
         if self._in_flight():

@@ -169,7 +169,7 @@ def test_weight_update_in_the_middle_of_a_turn_shows_in_versions_and_invalidates
         turn = asyncio.create_task(engine.generate(prompt(3), sampling(3, 20, ()), "a"))
         while engine.counters["generated"] < 4:
             await asyncio.sleep(0)
-        await engine.update_weights(other, 1)
+        engine.set_params(other, 1)
         mixed = await turn
         fresh = EmbeddedEngine(other, config, **{"slots": 1} | SHAPE, version=1)
         ids = [*prompt(3), *mixed.ids]
@@ -188,9 +188,9 @@ def test_abort_returns_what_is_there_and_cancellation_frees_the_slot():
         waits = asyncio.create_task(engine.generate(prompt(1), sampling(0, 40, ()), "b"))
         while not engine.counters["generated"]:
             await asyncio.sleep(0)
-        engine.abort("a")
-        engine.abort("b")
-        engine.abort("nobody")
+        await engine.abort("a")
+        await engine.abort("b")
+        await engine.abort("nobody")
         aborted, never_began = await turn, await waits
         gone = asyncio.create_task(engine.generate(prompt(1), sampling(0, 40, ()), "c"))
         await asyncio.sleep(0)
@@ -207,12 +207,12 @@ def test_abort_returns_what_is_there_and_cancellation_frees_the_slot():
 def test_pause_holds_requests_and_resume_lets_them_go():
     async def scenario():
         engine = engine_of()
-        engine.pause()
+        await engine.pause()
         turn = asyncio.create_task(engine.generate(prompt(0), sampling(), "a"))
         for _ in range(50):
             await asyncio.sleep(0)
         held = await engine.health()
-        engine.resume()
+        await engine.resume()
         await turn
         return held, await engine.health()
 
