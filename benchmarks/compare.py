@@ -3,9 +3,9 @@
     python benchmarks/compare.py --tunix-python=VENV/bin/python --torch-python=VENV/bin/python \
         --shape=16x512 --shape=4x2048 --moe --remat
 
-Every side trains the same weights on the same tokens, and must report the same gradient norm: the whole batch at
-once, and again in micro-batches.  A peer without a python is left out.  See README.md for what the sides do and what
-the bars are.
+Every side trains the same weights on the same tokens, and must report the same gradient norm: the whole batch
+at once, and again in micro-batches.  A peer without a python is left out.  See README.md for what the sides do
+and what the bars are.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def options() -> argparse.Namespace:
     p.add_argument("--cores", default="0", help="cores that every side runs on, such as 0 or 0,1")
     p.add_argument("--json", type=Path, help="file for all figures")
     args = p.parse_args()
-    args.shape, args.micro = args.shape or ["16x512"], args.micro or [0, 2048]
+    args.shape, args.micro = args.shape or ["16x512"], args.micro or [0, 4096]
     return args
 
 

@@ -7,14 +7,14 @@ the whole buffer after turn k, so a prefix cache and the trainer see what the po
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-import numpy as np
-
+from carr_jax.agent.buffer import Buffer
 from carr_jax.agent.chat import Chat
 from carr_jax.agent.parser import ParsedTurn, parse_turn
 from carr_jax.agent.tools import SearchSession, run_call
@@ -35,42 +35,15 @@ class Engine(Protocol):
 class Budgets:
     """Limits of one episode: tokens in all, turns with tool calls, executed calls, sampled tokens of a turn.
 
-    As in the reference, an answering turn may follow the last turn with calls.
+    As in the reference, an answering turn may follow the last turn with calls.  `seconds` is a deadline against
+    what hangs (0 = none): who reaches it has an unknown reward.
     """
 
     context: int
     turns: int
     tool_calls: int
     turn_tokens: int
-
-
-@dataclass
-class _Buffer:
-    """The growing trajectory: four parallel lists, and the turns so far."""
-
-    ids: list[int]
-    mask: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
-    turns: list[Turn] = field(default_factory=list)
-    executed: int = 0
-
-    def __post_init__(self) -> None:
-        self.append_context([])
-
-    def append_context(self, ids: Sequence[int]) -> None:
-        """Add tokens that nobody sampled (also pads the lists for the prompt)."""
-        self.ids += ids
-        missing = len(self.ids) - len(self.mask)
-        self.mask += [0] * missing
-        self.logprobs += [0.0] * missing
-        self.versions += [-1] * missing
-
-    def append_sampled(self, generation: Generation) -> None:
-        self.ids += generation.ids
-        self.mask += [1] * len(generation.ids)
-        self.logprobs += generation.logprobs
-        self.versions += generation.versions
+    seconds: float = 0.0
 
 
 async def run_episode(
@@ -85,40 +58,36 @@ async def run_episode(
     temperature: float = 1.0,
     strict: bool = False,
     forgive: bool = False,
+    buffer: Buffer | None = None,
 ) -> Trajectory:
     """Run the policy on a question until one of the ends of `records.End`; failures are ends, not exceptions.
 
     `sample` is the number within the group; every turn of every sample gets its own seed.  `forgive` (the
     reference's evaluation) answers a malformed call with an error text, where training ends the episode.
-    The engine's session is always released, also when the episode is cancelled.
+    `buffer` is what an interrupted episode had; others can watch it grow.  The engine's session is always
+    released, also when the episode is cancelled.
     """
     key = f"{question.id}/{sample}/{seed}"
-    prompt = chat.prompt_ids(question.question)
-    buffer = _Buffer(list(prompt))
+    buffer = buffer or Buffer.of_prompt(chat.prompt_ids(question.question))
+    session.restore([call for turn in buffer.turns for call in turn.calls])
     episode = _Episode(buffer, key, engine, session, chat, budgets, temperature, strict, forgive)
     try:
-        end = await episode.run()
+        async with asyncio.timeout(budgets.seconds or None):
+            end = await episode.run()
+    except TimeoutError:
+        log.warning("episode %s was stopped after %g seconds", key, budgets.seconds)
+        end = End.DEADLINE
     finally:
         await _release(engine, key)
-    return Trajectory(
-        question_id=question.id,
-        sample=sample,
-        prompt_length=len(prompt),
-        ids=np.asarray(buffer.ids, np.int32),
-        mask=np.asarray(buffer.mask, np.int8),
-        logprobs=np.asarray(buffer.logprobs, np.float32),
-        versions=np.asarray(buffer.versions, np.int32),
-        turns=tuple(buffer.turns),
-        end=end,
-        response=buffer.turns[-1].content if end is End.ANSWERED else None,
-    )
+    response = buffer.turns[-1].content if end is End.ANSWERED else None
+    return buffer.trajectory(question.id, sample, end, response)
 
 
 @dataclass(frozen=True)
 class _Episode:
     """The loop of one episode; all that changes is in `buffer`."""
 
-    buffer: _Buffer
+    buffer: Buffer
     key: str
     engine: Engine
     session: SearchSession
@@ -131,6 +100,7 @@ class _Episode:
     async def run(self) -> End:
         """Turns until something ends the episode."""
         while True:
+            self.buffer.mark()
             room = self.budgets.context - len(self.buffer.ids)
             if room < 1:
                 return End.CONTEXT_BUDGET
@@ -187,13 +157,13 @@ class _Episode:
     async def _act(self, calls: Sequence[ToolCall]) -> End | None:
         """Execute calls one after the other and append the observation, unless that ends the episode."""
         done: list[ToolCall] = []
-        end = None
+        executed, end = self.buffer.executed, None
         for call in calls:
             if call.result is None:
-                end = End.TOOL_BUDGET if self.buffer.executed >= self.budgets.tool_calls else None
-                if end:
+                if executed >= self.budgets.tool_calls:
+                    end = End.TOOL_BUDGET
                     break
-                self.buffer.executed += 1
+                executed += 1
                 call = replace(call, result=await run_call(self.session, call.name, call.arguments))
             done.append(call)
             if call.result.error == "unavailable":

@@ -7,10 +7,10 @@ schemas (the public rollout rows do) hands them to `Chat` instead.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from carr_jax.records import ToolResult
+from carr_jax.records import ToolCall, ToolResult
 
 SEARCH, OPEN, FIND = "browser.search", "browser.open", "browser.find"
 DEFAULT_RESULTS = 10
@@ -50,6 +50,10 @@ class SearchSession(Protocol):
     async def open(self, id: int | str) -> ToolResult: ...
 
     async def find(self, pattern: str) -> ToolResult: ...
+
+    def restore(self, calls: Sequence[ToolCall]) -> None:
+        """Be where these calls of an interrupted episode left a session, without making them again."""
+        ...
 
 
 class BadArgument(ValueError):

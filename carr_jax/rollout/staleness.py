@@ -1,14 +1,14 @@
 """Bounded staleness: which groups may start, and which must be trained next.
 
 A group that starts at policy version v has no token older than v.  Step s trains on policy s, so its staleness
-is at most s - v, and a limit of k means that the group must be trained at step v + k at the latest: its deadline.
+is at most s - v, and a limit of k means that step v + k must train the group at the latest: its deadline.
 Each step takes exactly B groups.  That is possible for ever when, at step s and for every deadline d,
 
-    outstanding groups with a deadline of d or earlier  <=  B (d - s + 1),                                   (*)
+    outstanding groups with a deadline of d or earlier  <=  B (d - s + 1),                          (*)
 
-the groups that the steps s..d can take.  A start is admitted only when (*) still holds after it; a batch is taken
-only when (*) still holds for the next step.  Nothing else is needed: no token is ever too old, and only a group
-whose turn has come is waited for.  With k = 0 this is the synchronous loop.
+the groups that the steps s..d can take.  A start is admitted only when (*) still holds after it; a batch is
+taken only when (*) still holds for the next step.  Nothing else is needed: no token is ever too old, and only a
+group whose turn has come is waited for.  With k = 0 this is the synchronous loop.
 """
 
 from __future__ import annotations

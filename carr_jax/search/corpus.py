@@ -21,7 +21,7 @@ from urllib.parse import unquote, urlsplit
 
 import tantivy
 
-from carr_jax.records import Page, Seen, ToolResult
+from carr_jax.records import Page, Seen, ToolCall, ToolResult
 
 EMPTY_QUERY = "No query was given. Please give a non-empty search query."
 NO_RESULTS = "No results found."
@@ -231,6 +231,16 @@ class Session:
         output = "\n\n".join(f"[Match {k}]\n{context}" for k, context in enumerate(contexts, 1))
         url, title = self._page.url, self._page.title
         return ToolResult(output, tuple(Seen(url, title, "match", c) for c in dict.fromkeys(contexts)))
+
+    def restore(self, calls: Sequence[ToolCall]) -> None:
+        """Be where these calls of an interrupted episode left a session, by the pages that they showed."""
+        for result in (call.result for call in calls if call.result):
+            pages = tuple(page for s in result.seen if (page := self._corpus.lookup(s.url)))
+            kind = result.seen[0].kind if result.seen else None
+            if kind == "snippet" or result.output == NO_RESULTS:
+                self._results = pages
+            elif kind == "page":
+                self._page = pages[0]
 
     def _target(self, id_or_url: int | str) -> Page | None:
         number = _as_int(id_or_url)

@@ -61,6 +61,9 @@ class Session:
         self.opened.append(url)
         return ToolResult(self.texts[url], (Seen(url, "t", "page", self.texts[url]),))
 
+    def restore(self, calls):
+        assert not calls
+
 
 @pytest.fixture(scope="module")
 def chat():

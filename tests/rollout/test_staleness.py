@@ -61,7 +61,7 @@ def test_what_cannot_be_kept_is_refused():
 
 @pytest.mark.parametrize("limit", [0, 1, 2, 4])
 def test_no_schedule_exceeds_the_limit_or_gets_stuck(limit):
-    """2,500 random schedules each: starts, ends, drops, updates, kills with a resume from an older checkpoint."""
+    """2,500 random schedules each: starts, ends, drops, updates, kills and resumes from a checkpoint."""
     for seed in range(2_500):
         rng = random.Random(seed)
         per_step, steps = rng.randint(1, 4), rng.randint(1, 8)
