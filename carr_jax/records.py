@@ -1,16 +1,15 @@
 """The records that cross a wall between two rooms of the house.
 
-Everything here is plain data: no jax, no I/O, no behaviour beyond small derived properties and the JSON
-round trip that `trajectories/step_NNNNNN.jsonl.gz` is made of.  The order follows one training step:
+Everything here is plain data: no jax, no I/O, no behaviour beyond small derived properties.  How it looks in a
+file stands in `stored.py`.  The order follows one training step:
 Question -> Generation -> ToolResult -> Turn -> Trajectory -> Verdict -> Score -> Group -> TrainBatch.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -177,6 +176,8 @@ class End(enum.StrEnum):
     TOOL_BUDGET = "tool_budget"
     TOOL_ERROR = "tool_error"  # infrastructure: reward unknown, never 0
     ENGINE_ERROR = "engine_error"
+    DEADLINE = "deadline"  # took longer than any honest episode: reward unknown
+    UNFINISHED = "unfinished"  # a checkpoint caught it between two turns: it goes on, and is never scored
 
     @property
     def over_length(self) -> bool:
@@ -184,7 +185,7 @@ class End(enum.StrEnum):
 
     @property
     def infrastructure(self) -> bool:
-        return self in (End.TOOL_ERROR, End.ENGINE_ERROR)
+        return self in (End.TOOL_ERROR, End.ENGINE_ERROR, End.DEADLINE)
 
 
 @dataclass(frozen=True)
@@ -209,9 +210,13 @@ class Trajectory:
     """An append-only list of token ids with its origin (DESIGN "tokens in, tokens out").
 
     `ids`, `mask`, `logprobs` and `versions` have equal length N.  `mask[i]` is 1 exactly for tokens that the
-    engine sampled in this episode; `logprobs[i]` is the engine's fp32 value there and 0.0 elsewhere;
-    `versions[i]` the policy version there and -1 elsewhere.  `response` is the content of the final turn when
-    `end` is ANSWERED, else None.
+    engine sampled in this episode; `logprobs[i]` is the engine's fp32 value there, NaN when it gave none (such
+    a token is not trained on), and 0.0 elsewhere; `versions[i]` the policy version there and -1 elsewhere.
+    `response` is the content of the final turn when `end` is ANSWERED, else None.
+
+    `routes[i]` are the experts that the engine chose for the token at position i in each of L layers, -1 where
+    they are not known, as for the last token, which has passed no layer.  None without a mixture of experts,
+    and in files: they are a hundred times as large as all else.
     """
 
     question_id: str
@@ -224,6 +229,7 @@ class Trajectory:
     turns: tuple[Turn, ...]
     end: End
     response: str | None = None
+    routes: np.ndarray | None = field(default=None, metadata={"stored": False})  # int16 [N, L, k]
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:
@@ -336,60 +342,3 @@ class TrainBatch:
     engine_logprobs: np.ndarray  # float32
     advantages: np.ndarray  # float32
     micro_batches: int
-
-
-# --------------------------------------------------------------------------------------------- JSON round trip
-
-
-def to_json(value: Any) -> Any:
-    """Records, enums and arrays to plain JSON values; inverses are the `..._from_json` below."""
-    if dataclasses.is_dataclass(value):
-        return {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, enum.Enum):
-        return value.value
-    if isinstance(value, np.ndarray | np.generic):
-        return value.tolist()
-    if isinstance(value, Mapping):
-        return {str(k): to_json(v) for k, v in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [to_json(v) for v in value]
-    return value
-
-
-def question_from_json(row: Mapping[str, Any]) -> Question:
-    """Inverse of `to_json(question)`.  Raises KeyError or TypeError on a row of another shape."""
-    row = dict(row)
-    row["rubrics"] = tuple(
-        Rubric(r["text"], tuple(r.get("support_urls", ())), r.get("relation", "fact"))
-        for r in row.get("rubrics", ())
-    )
-    row["entities"] = {k: tuple(v) for k, v in row.get("entities", {}).items()}
-    for key in ("answer_aliases", "gold_urls"):
-        row[key] = tuple(row.get(key, ()))
-    return Question(**row)
-
-
-def trajectory_from_json(row: Mapping[str, Any]) -> Trajectory:
-    """Inverse of `to_json(trajectory)`."""
-    row = dict(row)
-    dtypes = {"ids": np.int32, "mask": np.int8, "logprobs": np.float32, "versions": np.int32}
-    arrays = {key: np.asarray(row[key], dtype) for key, dtype in dtypes.items()}
-    return Trajectory(**{**row, **arrays, "turns": tuple(map(_turn, row["turns"])), "end": End(row["end"])})
-
-
-def _turn(row: Mapping[str, Any]) -> Turn:
-    return Turn(**{**row, "calls": tuple(map(_call, row["calls"]))})
-
-
-def _call(row: Mapping[str, Any]) -> ToolCall:
-    result = row["result"]
-    if result is not None:
-        result = ToolResult(result["output"], tuple(Seen(**s) for s in result["seen"]), result["error"])
-    return ToolCall(row["name"], row["arguments"], result)
-
-
-def score_from_json(row: Mapping[str, Any]) -> Score:
-    """Inverse of `to_json(score)`; sequences inside `Verdict.parsed` come back as lists."""
-    rubric_scores = tuple(RubricScore(**r) for r in row["rubric_scores"])
-    verdicts = tuple(Verdict(**v) for v in row["verdicts"])
-    return Score(**{**row, "rubric_scores": rubric_scores, "verdicts": verdicts})

@@ -19,7 +19,7 @@ from carr_jax.distributed import is_first, must_agree, must_share
 from carr_jax.models.config import to_hf_config
 from carr_jax.observe.files import atomic_file
 from carr_jax.policy import Policy, small_files, weights_sha256
-from carr_jax.records import to_json
+from carr_jax.stored import to_json
 from carr_jax.task import Task
 
 

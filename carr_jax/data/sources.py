@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-from carr_jax.records import InputError, Page, Question, Rubric, question_from_json
+from carr_jax.records import InputError, Page, Question, Rubric
 from carr_jax.rewards.matching import compare
 from carr_jax.rewards.rubrics import connected, entity_ids
+from carr_jax.stored import question_from_json
 
 CORPUS_FILES = ("corpus.jsonl", "corpus.jsonl.gz")
 _SHOWN_ERRORS = 10

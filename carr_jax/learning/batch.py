@@ -36,9 +36,15 @@ class Example:
 
 
 def from_trajectory(trajectory: Trajectory, advantage: float) -> Example:
-    """The example of a trajectory: its scalar advantage goes to each token that was sampled in it (P31)."""
+    """The example of a trajectory: its scalar advantage goes to each token that was sampled in it (P31).
+
+    A token without a log-prob of the engine is no target: nobody knows how likely it was.
+    """
     t = trajectory
-    return Example(t.ids, t.mask, t.logprobs, float(advantage), t.question_id)
+    known = np.isfinite(t.logprobs)
+    mask = np.where(known, t.mask, 0).astype(np.int8)
+    logprobs = np.where(known, t.logprobs, 0).astype(np.float32)
+    return Example(t.ids, mask, logprobs, float(advantage), t.question_id)
 
 
 def supervised_example(ids: np.ndarray, mask: np.ndarray, group: Hashable) -> Example:

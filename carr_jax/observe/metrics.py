@@ -28,6 +28,7 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
         **_reward_metrics(groups, scores),
         **_carr_metrics(groups),
         **_agent_metrics(trajectories),
+        **_missing_logprobs(trajectories),
         **_judge_metrics(scores),
     }
 
@@ -83,7 +84,7 @@ def _carr_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def _agent_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Mean sizes, and the share of each way to end; the six shares add up to 1."""
+    """Mean sizes, and the share of each way to end; the seven shares add up to 1."""
     ends = [t.end for t in trajectories]
     return _means(
         "agent",
@@ -97,8 +98,16 @@ def _agent_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
             "over_length": (end.over_length for end in ends),
             "tool_error": (end is End.TOOL_ERROR for end in ends),
             "engine_error": (end is End.ENGINE_ERROR for end in ends),
+            "deadline": (end is End.DEADLINE for end in ends),
         },
     )
+
+
+def _missing_logprobs(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Share of the sampled tokens whose log-prob the engine did not give: they cannot be trained on."""
+    sampled = sum(t.generated_tokens for t in trajectories)
+    missing = sum(np.count_nonzero(~np.isfinite(t.logprobs[t.mask != 0])) for t in trajectories)
+    return {"agent/missing_logprobs": missing / sampled} if sampled else {}
 
 
 def _judge_metrics(scores: Sequence[Score]) -> dict[str, float]:

@@ -23,11 +23,8 @@ from carr_jax.records import (
     ToolCall,
     Trajectory,
     Turn,
-    question_from_json,
-    score_from_json,
-    to_json,
-    trajectory_from_json,
 )
+from carr_jax.stored import question_from_json, score_from_json, to_json, trajectory_from_json
 
 # Control characters could rewrite a terminal, bidi overrides disguise text, and lone surrogates cannot be
 # encoded; none of them helps a reader.

@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from carr_jax.data.sources import connected_to_answer, lint_question, read_pages, read_questions
-from carr_jax.records import InputError, Question, Rubric, to_json
+from carr_jax.records import InputError, Question, Rubric
 from carr_jax.rewards.matching import mentions
 from carr_jax.search.world import WorldConfig, build_world
+from carr_jax.stored import to_json
 
 SHARED = pathlib.Path(__file__).parents[2].parent / "shared" / "data"
 needs_shared = pytest.mark.skipif(

@@ -1,7 +1,5 @@
 """P01, P18, P21, P22, P24 and P25: packing, weights and what is left out."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,6 +7,7 @@ from hypothesis import strategies as st
 
 from carr_jax.learning import batch as batches
 from carr_jax.learning.batch import Example, pack
+from carr_jax.records import End, Trajectory
 
 
 def example(n, advantage=1.0, group="q", mask=None, first=0):
@@ -123,12 +122,29 @@ def test_broken_examples(broken, message):
         pack([broken], 8, 1, 1, "global_tokens")
 
 
+def trajectory(mask, logprobs, routes=None):
+    n = len(mask)
+    arrays = (np.arange(1, n + 1, dtype=np.int32), np.array(mask, np.int8), np.array(logprobs, np.float32))
+    return Trajectory("q1", 3, 1, *arrays, np.zeros(n, np.int32), (), End.ANSWERED, "", routes)
+
+
 def test_from_trajectory_keeps_arrays_and_names_the_question():
-    t = SimpleNamespace(
-        ids=np.array([1, 2]), mask=np.array([0, 1]), logprobs=np.array([0.0, -1.0]), question_id="q1", sample=3
-    )
+    t = trajectory([0, 1, 0, 1], [0, -1, 0, -0.1])
     e = batches.from_trajectory(t, np.float64(0.25))
-    assert e == Example(t.ids, t.mask, t.logprobs, 0.25, "q1") and e.targets == 1
+    for name in ("ids", "mask", "logprobs"):
+        assert getattr(e, name).dtype == getattr(t, name).dtype
+        np.testing.assert_array_equal(getattr(e, name), getattr(t, name))
+    assert (e.advantage, e.group, e.targets) == (0.25, "q1", 2)
+
+
+def test_tokens_without_a_logprob_are_no_targets():
+    """Neither in the loss nor in its denominator; a trajectory with nothing else contributes nothing."""
+    some = batches.from_trajectory(trajectory([0, 1, 1, 0, 1], [0, -1, np.nan, 0, -np.inf]), 1.0)
+    assert some.mask.tolist() == [0, 1, 0, 0, 0] and some.logprobs.tolist() == [0, -1, 0, 0, 0]
+    none = batches.from_trajectory(trajectory([0, 1, 1], [0, np.nan, np.nan]), -1.0)
+    batch = pack([some, none], 16, 1, 1, "global_tokens")
+    assert batch.segments.max() == 1 and batch.targets[batch.weights > 0].tolist() == [2]
+    assert batch.weights.max() == 1 and np.isfinite(batch.engine_logprobs).all()
 
 
 def test_each_shard_gets_its_share():

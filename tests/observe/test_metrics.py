@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import fake_run
 import numpy as np
@@ -67,6 +68,8 @@ def test_values_by_hand():
         "agent/over_length": 1 / 6,
         "agent/tool_error": 1 / 6,
         "agent/engine_error": 0.0,
+        "agent/missing_logprobs": 0.0,
+        "agent/deadline": 0.0,
         "judge/calls": 2.0,
         "judge/cached": 1.0,
         "judge/skipped": 7.0,
@@ -85,6 +88,17 @@ def test_unknown_scores_never_count_as_zero():
     assert row["reward/dropped_groups"] == 1.0
     assert "reward/zero_spread_groups" not in row  # nothing to compare
     assert "reward/rubric" not in row and "carr/connected" not in row
+
+
+def test_the_share_of_missing_logprobs_is_one_of_tokens():
+    """Not a mean over trajectories; what nobody sampled is not counted."""
+    whole, other = trajectory(0, calls=2), trajectory(1, calls=0)
+    logprobs = other.logprobs.copy()
+    logprobs[5:7] = np.nan
+    row = rollout_metrics(
+        [group((whole, replace(other, logprobs=logprobs)), (known(1.0), known(0.0)), [1.0, 0.0])]
+    )
+    assert row["agent/missing_logprobs"] == 2 / (12 + 4)
 
 
 def test_a_step_of_nothing_has_sums_only():

@@ -4,6 +4,7 @@ import gzip
 import json
 import math
 import random
+from dataclasses import replace
 
 import fake_run
 import numpy as np
@@ -18,7 +19,8 @@ from carr_jax.observe.viewer import (
     trajectory_to_text,
     write_trajectories,
 )
-from carr_jax.records import End, Score, ToolCall, Turn, to_json
+from carr_jax.records import End, Score, ToolCall, Turn
+from carr_jax.stored import to_json
 
 
 @pytest.fixture
@@ -43,6 +45,26 @@ def test_round_trip(tmp_path, groups):
             for name in ("ids", "mask", "logprobs", "versions"):
                 assert getattr(a, name).dtype == getattr(b, name).dtype
                 np.testing.assert_array_equal(getattr(a, name), getattr(b, name))
+
+
+def test_a_missing_logprob_is_null_in_the_file_and_nan_again(tmp_path, groups):
+    odd = np.float32(
+        [np.nan, -1e-45, -0.1, -1 / 3, -20, 0, -0.0]
+    )  # denormal, inexact, signed: every bit counts
+    first = groups[0].trajectories[0]
+    logprobs = np.resize(odd, first.logprobs.size)
+    routes = np.zeros((first.ids.size, 2, 2), np.int16)
+    group = replace(
+        groups[0],
+        trajectories=(replace(first, logprobs=logprobs, routes=routes), *groups[0].trajectories[1:]),
+    )
+    write_trajectories(tmp_path / "t.gz", [group])
+    back = next(read_trajectories(tmp_path / "t.gz")).trajectories[0]
+    np.testing.assert_array_equal(back.logprobs, logprobs)
+    np.testing.assert_array_equal(np.signbit(back.logprobs), np.signbit(logprobs))
+    assert back.routes is None  # too large for this file
+    for line in gzip.decompress((tmp_path / "t.gz").read_bytes()).decode().splitlines():
+        json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} in the file"))
 
 
 def test_one_strict_json_line_per_trajectory(tmp_path, groups):

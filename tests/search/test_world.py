@@ -8,10 +8,10 @@ import sys
 
 import pytest
 
-from carr_jax.records import to_json
 from carr_jax.search.corpus import Corpus, canonical_url
 from carr_jax.search.lexicon import KINDS, QUESTIONS, RELATIONS
 from carr_jax.search.world import SPLITS, WorldConfig, build_world
+from carr_jax.stored import to_json
 
 CONFIG = WorldConfig(seed=3, obfuscate=0.5, shortcut=0.4)
 
@@ -78,7 +78,7 @@ def test_default_world_has_two_thousand_short_pages_with_unique_addresses(world)
 
 def test_the_same_world_in_another_process_with_another_hash_seed(world):
     code = (
-        "import hashlib, json; from carr_jax.records import to_json; from carr_jax.search.world import *;"
+        "import hashlib, json; from carr_jax.stored import to_json; from carr_jax.search.world import *;"
         "w = build_world(WorldConfig(seed=3, obfuscate=0.5, shortcut=0.4)); q = w.questions('train', 50);"
         "print(hashlib.sha256(json.dumps(to_json([w.pages, q])).encode()).hexdigest())"
     )
