@@ -12,8 +12,9 @@ import json
 import math
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from ml_collections import ConfigDict
 
@@ -66,6 +67,7 @@ def _shared() -> dict:
             turns=100,  # most assistant turns with tool calls; the answer may follow
             tool_calls=100,  # most executed tool calls
             turn_tokens=8_192,  # most tokens sampled in one turn
+            deadline_s=0.0,  # an episode that takes longer ends with an unknown reward; 0 = no deadline
             strict=False,  # True: a turn must be written byte for byte as the template writes it
             forgive=False,  # True: a malformed call is answered with an error text and the episode goes on
         ),
@@ -117,6 +119,17 @@ def rl() -> ConfigDict:
         prompts=16,  # questions of one step
         group_size=8,  # trajectories of one question (G)
         temperature=1.0,  # of sampling and of the trainer's log-probs
+        engine="embedded",  # who samples: embedded (in this process), or sglang (the servers below)
+        staleness=0,  # versions that a trained token may lag behind; 0 = synchronous, the reference
+        refill=0,  # groups without spread that a step may replace by others (dynamic sampling); 0 = none
+        in_flight=0,  # most episodes that run at a time; 0 = all that have started
+        mismatch_alarm=0.02,  # mean |log-prob difference| of engine and trainer: a run does not start above it,
+        # and a step above it warns
+        servers=(),  # addresses of SGLang servers, such as ("http://10.0.0.5:30000",); launch/serve_sglang.py
+        weights_folder="",  # where servers read new weights: RAM disk, shared folder; "" = in the run folder
+        push="",  # command that brings {folder} to other hosts, such as "rsync -a {folder} host:/dev/shm/p/"
+        on_update="resume",  # turns in flight when weights change: resume (sample the rest from the prefix so
+        # far, exact), or keep (the server goes on by itself)
         slots=64,  # sequences that the embedded engine decodes together
         prefill_rows=1,  # sequences of one prefill call
         prefill_chunk=128,  # tokens per sequence of one prefill call
@@ -170,6 +183,8 @@ _CHOICES = {
     "model.preset": ("tiny", "tiny_moe"),
     "data.source": ("world", "files"),
     "learn.schedule": ("constant", "cosine"),
+    "rollout.engine": ("embedded", "sglang"),
+    "rollout.on_update": ("resume", "keep"),
     "learn.normalizer": ("global_tokens", "per_group", "per_sequence"),
     "learn.ratio_correction": ("icepop", "tis", "none"),
     "reward.entity_names": ("exact", "robust"),
@@ -180,8 +195,8 @@ _POSITIVE = (
     "model.vocab_size world.entities_per_kind search.max_results search.snippet_chars search.page_chars "
     "search.find_radius search.find_limit agent.context agent.turns agent.tool_calls agent.turn_tokens "
     "rollout.prompts rollout.slots rollout.prefill_rows rollout.prefill_chunk rollout.temperature "
-    "learn.lr learn.clip_norm learn.row_length learn.logprob_chunk learn.icepop_low learn.tis_cap "
-    "checkpoint.every checkpoint.keep train.trajectories_every "
+    "rollout.mismatch_alarm learn.lr learn.clip_norm learn.row_length learn.logprob_chunk learn.icepop_low "
+    "learn.tis_cap checkpoint.every checkpoint.keep train.trajectories_every "
     "sft.epochs sft.batch sft.pretrain_pages sft.worlds"
 ).split()
 _SHARES = (
@@ -191,7 +206,8 @@ _SHARES = (
 _AXES = "mesh.data mesh.fsdp mesh.expert mesh.context mesh.tensor".split()
 _NOT_NEGATIVE = (
     "world.distractors world.look_alikes data.train_questions data.held_out_questions learn.weight_decay "
-    "learn.rows learn.warmup_steps learn.eps_high train.steps sft.pretrain_steps"
+    "learn.rows learn.warmup_steps learn.eps_high train.steps sft.pretrain_steps "
+    "agent.deadline_s rollout.staleness rollout.refill rollout.in_flight"
 ).split()
 
 
@@ -253,6 +269,14 @@ def _contradictions(flat: Mapping) -> list[str]:
             "config.sft.worlds above 1 needs config.data.source=world",
         ),
         (
+            flat.get("rollout.engine", "embedded") == "embedded" or flat["rollout.servers"],
+            "config.rollout.engine=sglang needs config.rollout.servers; start them with launch/serve_sglang.py",
+        ),
+        (
+            flat.get("rollout.engine", "sglang") == "sglang" or not flat["rollout.servers"],
+            "config.rollout.servers are used only with config.rollout.engine=sglang",
+        ),
+        (
             flat.get("learn.icepop_low", 0) < flat.get("learn.icepop_high", 1),
             "config.learn.icepop_low must be below config.learn.icepop_high",
         ),
@@ -293,7 +317,22 @@ def preflight(config: ConfigDict, workdir: Path) -> list[str]:
         )
     if flat["model.hf_config"] and not Path(flat["model.hf_config"]).is_file():
         found.append(f"config.model.hf_config: there is no file {flat['model.hf_config']}")
-    return found + _workdir_problems(config, workdir)
+    return found + _silent_servers(flat.get("rollout.servers", ())) + _workdir_problems(config, workdir)
+
+
+def _silent_servers(addresses: Sequence[str]) -> list[str]:
+    """Those where nobody listens; what a server can do is asked when the run has begun."""
+    found = []
+    for address in addresses:
+        try:
+            parts = urlsplit(address)
+            if parts.scheme not in ("http", "https") or not parts.hostname:
+                raise ValueError("not an address such as http://10.0.0.5:30000")
+            port = parts.port or (443 if parts.scheme == "https" else 80)
+            socket.create_connection((parts.hostname, port), timeout=5).close()
+        except (OSError, ValueError) as error:
+            found.append(f"config.rollout.servers: {address}: {error}; start one with launch/serve_sglang.py")
+    return found
 
 
 def _workdir_problems(config: ConfigDict, workdir: Path) -> list[str]:

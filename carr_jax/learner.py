@@ -70,10 +70,17 @@ class Learner:
             return row
         return {k: v if k in _WITHOUT_TOKENS else None for k, v in row.items()}
 
-    def save_when_due(self, extra: dict[str, Any]) -> None:
-        """A checkpoint every `checkpoint.every` steps and after the last."""
-        if self.done % self._every == 0 or self.done == self._steps:
-            self._checkpoints.save(self.done, self.state, extra)
+    def is_due(self) -> bool:
+        """Whether a checkpoint belongs here: every `checkpoint.every` steps and after the last."""
+        return self.done % self._every == 0 or self.done == self._steps
+
+    def save(self, extra: dict[str, Any]) -> None:
+        """A checkpoint of the state, with `extra` (JSON values) beside it."""
+        self._checkpoints.save(self.done, self.state, extra)
+
+    def kept(self) -> list[int]:
+        """The steps whose checkpoints are on disk."""
+        return self._checkpoints.kept()
 
 
 def learn_config(config: ConfigDict, steps: int, mesh: Mesh, platform: str) -> LearnConfig:

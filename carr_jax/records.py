@@ -249,6 +249,18 @@ class Trajectory:
         return int(self.mask.sum())
 
 
+@dataclass(frozen=True)
+class Begun:
+    """A group that has started and is not trained: `version` was the policy's when it started.
+
+    Of its trajectories some have ended; the others have the end UNFINISHED.
+    """
+
+    position: int  # in the stream of questions
+    version: int
+    trajectories: tuple[Trajectory, ...]
+
+
 # -------------------------------------------------------------------------------------------------- rewards
 
 

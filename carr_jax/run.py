@@ -7,6 +7,7 @@ import importlib.metadata
 import json
 import platform
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,6 +52,16 @@ class RunFolder:
 
     def trajectories(self, step: int) -> Path:
         return self.path / "trajectories" / f"step_{step:06d}.jsonl.gz"
+
+    def begun(self, step: int) -> Path:
+        """The groups in flight at the checkpoint of a step."""
+        return self.path / "begun" / f"step_{step:06d}.jsonl.gz"
+
+    def forget_begun(self, kept: Sequence[int]) -> None:
+        """Remove those of checkpoints that are no longer there."""
+        for path in (self.path / "begun").glob("step_*.jsonl.gz"):
+            if path not in map(self.begun, kept):
+                path.unlink()
 
     def describe(self, config: ConfigDict, task: Task, policy: Policy) -> None:
         """Writes config.json: the resolved configuration with versions and hashes of data and weights.

@@ -89,7 +89,8 @@ def finetune(config: ConfigDict, workdir: Path) -> None:
                 chosen = batch_of(examples, config.seed, step - reading, config.sft.batch)
             row = {"step": step + 1, **learner.update(learner.pack(chosen, most))}
             metrics.append(row)
-            learner.save_when_due({"position": (step + 1) * config.sft.batch})
+            if learner.is_due():
+                learner.save({"position": (step + 1) * config.sft.batch})
             view.step(row)
     write_policy(run.policy, dataclasses.replace(policy, params=learner.params))
     console.print(f"policy: {run.policy}")

@@ -36,7 +36,7 @@ def load_task(config: ConfigDict, split: str) -> Task:
         pages, questions, held_out = _from_files(config)
     corpus = Corpus(pages, **config.search.to_dict())
     agent = config.agent
-    budgets = Budgets(agent.context, agent.turns, agent.tool_calls, agent.turn_tokens)
+    budgets = Budgets(agent.context, agent.turns, agent.tool_calls, agent.turn_tokens, agent.deadline_s)
     return Task(tuple(questions), tuple(held_out), pages, corpus, budgets)
 
 

@@ -18,26 +18,23 @@ import numpy as np
 from ml_collections import ConfigDict
 from rich.console import Console
 
-from carr_jax.agent.chat import Chat
+from carr_jax.actor import EVALUATION, Actor, acting, make_scheduler
 from carr_jax.learner import Learner
 from carr_jax.learning.advantages import OK, group_advantages, over_length_masks
 from carr_jax.learning.batch import Example, from_trajectory
+from carr_jax.observe.begun import write_begun
 from carr_jax.observe.files import atomic_file
 from carr_jax.observe.live import LiveView, summary_table
 from carr_jax.observe.metrics import MetricsLog, rollout_metrics
 from carr_jax.observe.report import write_report
 from carr_jax.observe.viewer import read_trajectories, trajectory_to_text, write_trajectories
 from carr_jax.policy import Policy, load_policy, write_policy
-from carr_jax.records import Group, InputError, Question, Score, Trajectory
-from carr_jax.rewards.carr import group_rewards, score_group
-from carr_jax.rewards.judge import ExactJudge
-from carr_jax.rollout.embedded import EmbeddedEngine
-from carr_jax.rollout.scheduler import Rollouts, Scored, Scorer, run_groups
+from carr_jax.records import Begun, Group, InputError, Trajectory
+from carr_jax.rewards.carr import group_rewards
+from carr_jax.rollout.scheduler import Scored, run_groups
 from carr_jax.run import RunFolder
 from carr_jax.sanity import warning
-from carr_jax.task import Task, load_task, question_order
-
-_TRAINING, _EVALUATION = 0, 1  # keep the random streams apart
+from carr_jax.task import Task, load_task
 
 
 def train(config: ConfigDict, workdir: Path) -> None:
@@ -53,110 +50,77 @@ def train(config: ConfigDict, workdir: Path) -> None:
         console.print(f"config.model.policy={config.model.policy}: {said}", style="yellow")
     run.describe(config, task, policy)
     learner = Learner(config, policy, "policy", config.train.steps, run)
-    trajectories = config.rollout.prompts * config.rollout.group_size
-    most = -(-trajectories // learner.rows)  # micro-batches of a step, with one trajectory in each row
-    metrics, evaluations = MetricsLog(run.metrics), MetricsLog(run.evaluations)
-    for log in (metrics, evaluations):
-        log.truncate_after(learner.done)  # rows of steps that a killed run made but did not save
 
-    # ---------------------------------------------------------------------- who acts
-    engine = make_engine(config, policy, learner)
-    rollouts = make_rollouts(config, policy, task, engine)
-    score = make_scorer(config)
-
-    # ---------------------------------------------------------------------- one step after another
-    with asyncio.Runner() as loop, LiveView(config.train.steps, learner.done, console) as view:
-        if learner.done == 0:
-            view.phase("held-out questions, before")
-            loop.run(evaluate(0, config, task, rollouts, score, evaluations))
-            # Forget what evaluation cached: a copied prefix may differ in the last bit from a computed one, and
-            # a run that is resumed here has not evaluated.
-            engine.set_params(learner.params, 0)
-        for step in range(learner.done, config.train.steps):
-            questions = questions_of(step, config, task)
-            clock = Clock()
-
-            view.phase("rollout")
-            seed = (config.seed, _TRAINING, step)
-            count = Counter(view, trajectories)
-            scored = loop.run(run_groups(rollouts, questions, config.rollout.group_size, seed, score, count))
-            clock.lap("rollout", less=sum(s.reward_s for s in scored))
-            clock.times["reward"] = sum(s.reward_s for s in scored)
-
-            view.phase("train")
-            groups = [make_group(config, s) for s in scored]
-            learned = learner.update(learner.pack(trained_examples(groups), most))
-            clock.lap("train")
-            engine.set_params(learner.params, learner.done)
-            clock.lap("sync")
-
-            view.phase("save")
-            row = {"step": learner.done, **clock.metrics(), **rollout_metrics(groups), **learned}
-            row |= version_metrics(groups, version=step)
-            metrics.append(row)
-            if due(learner.done, config):
-                write_trajectories(run.trajectories(learner.done), groups)
-            learner.save_when_due({"position": learner.done * config.rollout.prompts, "seed": config.seed})
-            view.step(row)
-        view.phase("held-out questions, after")
-        loop.run(evaluate(learner.done, config, task, rollouts, score, evaluations))
+    # ---------------------------------------------------------------------- act and learn
+    asyncio.run(take_steps(config, console, run, task, policy, learner))
 
     # ---------------------------------------------------------------------- what to look at
     write_policy(run.policy, dataclasses.replace(policy, params=learner.params))
     finish(console, run, policy)
 
 
-# ------------------------------------------------------------------------------------------- the parts of a run
+MISMATCH = (
+    "the trainer's log-probs differ from the engine's by {:.3g} on average, more than "
+    "config.rollout.mismatch_alarm: are weights, temperature and precision the same on both sides?"
+)
 
 
-def make_engine(config: ConfigDict, policy: Policy, learner: Learner) -> EmbeddedEngine:
-    return EmbeddedEngine(
-        learner.params,
-        policy.model,
-        slots=config.rollout.slots,
-        max_length=config.agent.context,
-        prefill_rows=config.rollout.prefill_rows,
-        prefill_chunk=config.rollout.prefill_chunk,
-        version=learner.done,
-    )
+async def take_steps(
+    config: ConfigDict, console: Console, run: RunFolder, task: Task, policy: Policy, learner: Learner
+) -> None:
+    """One step after another until `train.steps`."""
+    metrics, evaluations = MetricsLog(run.metrics), MetricsLog(run.evaluations)
+    for log in (metrics, evaluations):
+        log.truncate_after(learner.done)  # rows of steps that a killed run made but did not save
+    trajectories = config.rollout.prompts * config.rollout.group_size
+    most = -(-trajectories // learner.rows)  # micro-batches of a step, with one trajectory in each row
+
+    async with acting(config, policy, task, learner, run) as actor:
+        with LiveView(config.train.steps, learner.done, console) as view:
+            if learner.done == 0:
+                view.phase("held-out questions, before")
+                await evaluate(0, config, task, actor, evaluations)
+                actor.forget(learner.params, 0)
+            scheduler = make_scheduler(config, task, actor, learner, run)
+            for step in range(learner.done, config.train.steps):
+                clock = Clock()
+                scheduler.on_episode = Counter(view, trajectories)
+                scored = await scheduler.batch()
+                clock.lap("rollout", less=sum(s.reward_s for s in scored))
+                clock.times["reward"] = sum(s.reward_s for s in scored)
+
+                view.phase("train")
+                groups = [make_group(config, s) for s in scored]
+                batch = learner.pack(trained_examples(groups), most)
+                learned = await actor.meanwhile(learner.update, batch)
+                clock.lap("train")
+                await actor.publish(learner.params, learner.done)
+                scheduler.trained()
+                clock.lap("sync")
+
+                if (mismatch := learned["learn/logprob_diff"] or 0.0) > config.rollout.mismatch_alarm:
+                    console.print(f"step {learner.done}: {MISMATCH.format(mismatch)}", style="yellow")
+
+                view.phase("save")
+                row = {"step": learner.done, **clock.metrics(), **rollout_metrics(groups), **learned}
+                row |= version_metrics(groups, version=step) | {"rollout/refilled": scheduler.refilled}
+                metrics.append(row)
+                if due(learner.done, config):
+                    write_trajectories(run.trajectories(learner.done), groups)
+                if learner.is_due():
+                    await actor.meanwhile(save, learner, scheduler.position, scheduler.unfinished(), run)
+                view.step(row)
+            await scheduler.close()
+            view.phase("held-out questions, after")
+            await evaluate(learner.done, config, task, actor, evaluations)
 
 
-def make_rollouts(config: ConfigDict, policy: Policy, task: Task, engine: EmbeddedEngine) -> Rollouts:
-    return Rollouts(
-        engine,
-        Chat(policy.tokenizer),
-        task.corpus,
-        task.budgets,
-        temperature=config.rollout.temperature,
-        strict=config.agent.strict,
-        forgive=config.agent.forgive,
-    )
-
-
-def make_scorer(config: ConfigDict) -> Scorer:
-    judge = ExactJudge()
-
-    async def score(question: Question, trajectories: Sequence[Trajectory]) -> Sequence[Score]:
-        return await score_group(
-            question,
-            trajectories,
-            judge,
-            config.reward.mix,
-            score_everything=config.reward.score_everything,
-            robust_entities=config.reward.entity_names == "robust",
-        )
-
-    return score
-
-
-def questions_of(step: int, config: ConfigDict, task: Task) -> list[Question]:
-    """The questions of a step: the next `prompts` positions of the endless shuffled stream."""
-    first = step * config.rollout.prompts
-    count = len(task.questions)
-    return [
-        task.questions[question_order(config.seed, position, count)]
-        for position in range(first, first + config.rollout.prompts)
-    ]
+def save(learner: Learner, position: int, begun: Sequence[Begun], run: RunFolder) -> None:
+    """A checkpoint, with every group that is in flight: a killed run loses no finished turn."""
+    if begun:  # written first: a checkpoint never names a file that is not there
+        write_begun(run.begun(learner.done), begun)
+    learner.save({"position": position, "begun": bool(begun)})
+    run.forget_begun(learner.kept())
 
 
 # --------------------------------------------------------------------------------------- from scores to a batch
@@ -225,13 +189,11 @@ def due(done: int, config: ConfigDict) -> bool:
     return done in (1, config.train.steps) or done % config.train.trajectories_every == 0
 
 
-async def evaluate(
-    step: int, config: ConfigDict, task: Task, rollouts: Rollouts, score: Scorer, log: MetricsLog
-) -> None:
+async def evaluate(step: int, config: ConfigDict, task: Task, actor: Actor, log: MetricsLog) -> None:
     """Answers each held-out question once, at the training temperature; once per step number."""
     if not task.held_out or any(row["step"] == step for row in MetricsLog.read(log.path)):
         return
-    scored = await run_groups(rollouts, task.held_out, 1, (config.seed, _EVALUATION), score)
+    scored = await run_groups(actor.rollouts, task.held_out, 1, (config.seed, EVALUATION), actor.score)
     nothing = np.zeros(1)
     groups = [Group(s.question, s.trajectories, s.scores, nothing, nothing, nothing > 0) for s in scored]
     values = {k: v for k, v in rollout_metrics(groups).items() if k not in _GROUP_METRICS}

@@ -34,7 +34,8 @@ MAY_IMPORT = {
     "sanity": {"models", "policy"},
     "convert": {"agent", "learning", "models", "policy", "run", "sanity", "weights"},
     "learner": {"learning", "models", "policy", "run", "sharding"},
-    "train": LOOP,
+    "actor": LOOP - {"learning", "sanity"},
+    "train": LOOP | {"actor"},
     "sft": LOOP | {"distributed", "search"},
     "planning": {"command", "config", "learner", "learning", "models", "sharding"},
 }

@@ -45,6 +45,10 @@ class Checkpoints:
         """The newest complete checkpoint."""
         return self._manager.latest_step()
 
+    def kept(self) -> list[int]:
+        """All complete checkpoints, oldest first."""
+        return sorted(self._manager.all_steps())
+
     def restore(self, step: int, abstract_state: Any) -> tuple[Any, dict[str, Any]]:
         """(state, extra) of a checkpoint, each leaf bit for bit and with the sharding of `abstract_state`.
 

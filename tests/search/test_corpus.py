@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carr_jax.records import Page
+from carr_jax.records import Page, ToolCall
 from carr_jax.search import corpus as corpus_module
 from carr_jax.search.corpus import Corpus, canonical_url, find_spans, lower_in_place
 
@@ -247,3 +247,18 @@ def test_no_text_crashes_a_tool(corpus, query, target, pattern):
     result = run(session.find(pattern))
     assert result.error in codes
     assert len(re.findall(r"\[Match \d+\]", result.output)) <= 20
+
+
+@pytest.mark.parametrize("last", ["search", "open", "nothing found"])
+def test_a_restored_session_is_where_the_calls_left_it(last):
+    async def scenario():
+        corpus = Corpus(PAGES)
+        session, restored = corpus.session(), corpus.session()
+        results = [await session.search(PAGES[0].title, 5), await session.open(0)]
+        if last != "open":
+            results.append(await session.search(PAGES[1].title if last == "search" else "qqqqzzzz", 5))
+        restored.restore([ToolCall("tool", {}, result) for result in results])
+        assert (restored._results, restored._page) == (session._results, session._page)
+        assert bool(session._results) == (last != "nothing found") and session._page == PAGES[0]
+
+    asyncio.run(scenario())
