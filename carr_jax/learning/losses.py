@@ -7,12 +7,15 @@ the input too, because 0 * NaN is NaN in a backward pass (P17).
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
 LOG_RATIO_LIMIT = 20.0  # exp(20) is finite in fp32 and far outside every clip
+BANDS = {"10": (0.9, 1.1), "half": (0.5, 2.0)}  # where the ratio of trainer to engine should lie
 
 
 class Statistics(NamedTuple):
@@ -105,8 +108,35 @@ def policy_loss(
         "icepop_masked": (correction == 0).astype(jnp.float32),
         "clipped": is_clipped(ratio, advantages, eps_low, eps_high).astype(jnp.float32),
         "logprob_diff": jnp.abs(mismatch),
+        **{f"ratio_outside_{name}": is_outside(mismatch, *band) for name, band in BANDS.items()},
     }
     return loss, Statistics(_sums(per_token, weights), {"logprob_diff_max": jnp.max(jnp.abs(mismatch))})
+
+
+def is_outside(log_ratio: Array, low: float, high: float) -> Array:
+    """1.0 where exp(log_ratio) lies outside [low, high], or is no number; the ratio as it is, never clamped."""
+    inside = (log_ratio >= math.log(low)) & (log_ratio <= math.log(high))
+    return (~inside).astype(jnp.float32)
+
+
+def sequence_outliers(
+    logp_RxT: Array, engine_logp_RxT: Array, weights_RxT: Array, segments_RxT: Array
+) -> dict[str, Array]:
+    """How many sequences have a trained token, and for how many of them trainer and engine disagree as a whole.
+
+    That is when the geometric mean of the ratios of a sequence's trained tokens (the length-normalised sequence
+    ratio of GSPO) is outside [0.9, 1.1].  Noise of single tokens averages out, so that one such sequence is a
+    sign: the mean log-ratio is, up to noise, minus the KL divergence of the trainer from the engine.
+    """
+    mask = weights_RxT != 0
+    log_ratio = lax.stop_gradient(jnp.where(mask, logp_RxT - engine_logp_RxT, 0.0))
+    most = segments_RxT.shape[1] // 2 + 1  # a sequence with a target has two tokens; 0 is padding
+    pairs = jnp.stack([log_ratio, mask.astype(jnp.float32)], -1)
+    total, count = jnp.moveaxis(
+        jax.vmap(lambda x, s: jax.ops.segment_sum(x, s, most))(pairs, segments_RxT), -1, 0
+    )
+    outlying = is_outside(total / jnp.maximum(count, 1.0), *BANDS["10"])
+    return {"sequences": jnp.sum(count > 0.0, dtype=jnp.float32), "sequence_outliers": jnp.sum(outlying)}
 
 
 def sft_loss(logp: Array, entropy: Array, weights: Array) -> tuple[Array, Statistics]:

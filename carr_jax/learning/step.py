@@ -144,7 +144,7 @@ def policy_micro_loss(params: Params, micro: Arrays, model: ModelConfig, config:
         icepop_high=config.icepop_high,
         tis_cap=config.tis_cap,
     )
-    return losses.policy_loss(
+    loss, statistics = losses.policy_loss(
         logp,
         old,
         micro["engine_logprobs"],
@@ -155,6 +155,8 @@ def policy_micro_loss(params: Params, micro: Arrays, model: ModelConfig, config:
         eps_low=config.eps_low,
         eps_high=config.eps_high,
     )
+    sequences = losses.sequence_outliers(old, micro["engine_logprobs"], micro["weights"], micro["segments"])
+    return loss, statistics._replace(sums=statistics.sums | sequences)
 
 
 def sft_micro_loss(params: Params, micro: Arrays, model: ModelConfig, config: LearnConfig):
@@ -221,11 +223,12 @@ def apply_gradients(
 
 
 def step_metrics(loss: Array, norm: Array, good: Array, lr: Array, statistics: losses.Statistics) -> Arrays:
-    """fp32 scalars by metric name; means are over the trained tokens."""
+    """fp32 scalars by metric name; means are over the trained tokens, `sequence_...` over trained sequences."""
     sums = dict(statistics.sums)
-    tokens = sums.pop("tokens")
+    tokens, sequences = sums.pop("tokens"), sums.pop("sequences", jnp.zeros(()))
     sums.pop("weight")
-    metrics = {k: v / jnp.maximum(tokens, 1.0) for k, v in sums.items()} | dict(statistics.maxima)
+    number = {k: sequences if k.startswith("sequence_") else tokens for k in sums}
+    metrics = {k: v / jnp.maximum(number[k], 1.0) for k, v in sums.items()} | dict(statistics.maxima)
     metrics |= {"loss": loss, "grad_norm": norm, "tokens": tokens, "lr": lr, "skipped": ~good}
     return {f"learn/{k}": jnp.asarray(v, jnp.float32) for k, v in metrics.items()}
 

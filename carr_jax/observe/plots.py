@@ -26,6 +26,10 @@ PANELS = (
     ("Entropy", ("learn/entropy",)),
     ("Gradient norm", ("learn/grad_norm",)),
     ("Trainer / engine ratio", ("learn/ratio_mean",)),
+    (
+        "Trainer / engine mismatch",
+        ("learn/ratio_outside_10", "learn/ratio_outside_half", "learn/sequence_outliers"),
+    ),
     ("Masked and clipped", ("learn/icepop_masked", "learn/clipped")),
 )
 STATE_COLORS = {

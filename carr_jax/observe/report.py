@@ -50,6 +50,14 @@ CHARTS = (
     ("Gradient norm", (("", "learn/grad_norm", "s3"),)),
     ("Trainer / engine ratio", (("", "learn/ratio_mean", "s3"),)),
     (
+        "Trainer / engine mismatch",
+        (
+            ("tokens off by 10 %", "learn/ratio_outside_10", "s1"),
+            ("tokens off by 2 x", "learn/ratio_outside_half", "sb"),
+            ("whole sequences", "learn/sequence_outliers", "s3"),
+        ),
+    ),
+    (
         "Share of tokens held back",
         (("IcePop", "learn/icepop_masked", "sb"), ("clipped", "learn/clipped", "sg")),
     ),

@@ -104,11 +104,57 @@ def test_statistics_by_hand():
             "icepop_masked": 1.0,
             "clipped": 0.0,
             "logprob_diff": 1.5,
+            "ratio_outside_10": 2.0,
+            "ratio_outside_half": 1.0,
             "tokens": 2.0,
             "weight": 1.0,
         }
     )
     assert float(statistics.maxima["logprob_diff_max"]) == pytest.approx(1.0)
+
+
+def test_bands_of_the_ratio():
+    ratios = np.array([1.0, 0.901, 0.899, 1.099, 1.101, 0.501, 0.499, 1.99, 2.01, np.exp(-50), np.exp(50)])
+    weights = np.full(12, 1 / 11)
+    weights[11] = 0  # a tool wrote this one
+    _, statistics, _ = run(np.append(np.log(ratios) - 60, 3), np.full(12, -60.0), [1] * 12, weights, "none")
+    outside = ((ratios < 0.9) | (ratios > 1.1)).sum(), ((ratios < 0.5) | (ratios > 2)).sum()
+    assert [float(statistics.sums[f"ratio_outside_{k}"]) for k in ("10", "half")] == list(outside) == [8, 4]
+
+
+def test_a_ratio_that_is_no_number_is_outside():
+    assert losses.is_outside(jnp.array([np.nan, np.inf, 0.0]), 0.9, 1.1).tolist() == [1.0, 1.0, 0.0]
+
+
+def test_sequence_outliers_against_loops():
+    """Random rows of packed sequences; what is masked, padded or of a neighbour moves nothing."""
+    rng = np.random.default_rng(4)
+    segments = np.sort(rng.integers(0, 6, (5, 40)), axis=1)[:, ::-1].copy()
+    segments = np.where(segments, segments.max(1, keepdims=True) + 1 - segments, 0)  # 1, 2, ... then padding
+    engine = rng.normal(-2, 1, segments.shape).astype(np.float32)
+    shift = rng.choice([0, 0.08, 0.12, -0.12], (5, 8))[np.arange(5)[:, None], segments]
+    trainer = (engine + shift + rng.normal(0, 0.02, segments.shape)).astype(np.float32)
+    weights = np.where((segments > 0) & (rng.random(segments.shape) < 0.6), rng.random(segments.shape), 0)
+    weights[0, segments[0] == 1] = 0  # not trained at all
+    trainer = np.where(weights > 0, trainer, rng.choice([0, -1e4, np.nan], segments.shape))
+
+    means = []
+    for row in range(5):
+        for s in range(1, segments[row].max() + 1):
+            at = (segments[row] == s) & (weights[row] > 0)
+            if at.any():
+                means.append(np.exp((trainer - engine)[row][at].mean()))
+    got = losses.sequence_outliers(*map(jnp.float32, (trainer, engine, weights)), jnp.int32(segments))
+    outside = sum(not 0.9 <= m <= 1.1 for m in means)
+    assert 0 < outside < len(means)
+    assert {k: float(v) for k, v in got.items()} == {"sequences": len(means), "sequence_outliers": outside}
+
+
+def test_opposite_errors_of_tokens_are_no_outlier():
+    """Single tokens far off both ways: a matter of `ratio_outside_half`, not of the sequence."""
+    off = np.log(3) * np.array([[1, -1, 1, -1]])
+    args = (jnp.float32(off), jnp.zeros((1, 4)), jnp.ones((1, 4)), jnp.ones((1, 4), jnp.int32))
+    assert float(losses.sequence_outliers(*args)["sequence_outliers"]) == 0
 
 
 def test_all_masked_is_finite_zero():  # P23

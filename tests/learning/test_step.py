@@ -169,6 +169,12 @@ def test_metrics_by_hand(params, examples):  # P12, P22: packed equals unpacked
     assert metrics["learn/ratio_mean"] == pytest.approx(ratio.mean(), abs=1e-5)
     assert metrics["learn/logprob_diff"] == pytest.approx(np.abs(new - engine).mean(), abs=1e-5)
     assert metrics["learn/logprob_diff_max"] == pytest.approx(np.abs(new - engine).max(), abs=1e-5)
+    outside = (ratio < 0.9) | (ratio > 1.1)
+    assert metrics["learn/ratio_outside_10"] == pytest.approx(outside.mean()) and outside.any()
+    assert metrics["learn/ratio_outside_half"] == 0
+    means = [np.mean((logprobs_alone(params, e.ids) - e.logprobs[1:])[e.mask[1:] > 0]) for e in examples]
+    outliers = np.mean([not 0.9 <= np.exp(m) <= 1.1 for m in means])
+    assert metrics["learn/sequence_outliers"] == pytest.approx(outliers)
     assert metrics["learn/clipped"] == metrics["learn/icepop_masked"] == metrics["learn/skipped"] == 0
     assert 0 < metrics["learn/entropy"] < np.log(32) and metrics["learn/grad_norm"] > 0
     assert metrics["learn/lr"] == pytest.approx(1e-2)

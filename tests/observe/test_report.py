@@ -52,7 +52,7 @@ def test_all_sections_of_a_whole_run(tmp_path):
     page = report(fake_run.write_run(tmp_path, 12))
     for part in ("Course of the run", "First against last", "Trajectories", "Step 1", "Step 6", "Step 12"):
         assert part in page.words
-    assert page.tags.count("svg") == 12
+    assert page.tags.count("svg") == 13
     assert page.attributes.count(("class", "sample")) == 3 * 8
     assert "reward.mix" in page.words and "carr_paper" in page.words
     for style in ("st0", "st1", "st2", "st3"):
