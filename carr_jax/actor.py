@@ -21,6 +21,8 @@ from carr_jax.rewards.carr import group_rewards, score_group
 from carr_jax.rewards.judge import ExactJudge
 from carr_jax.rollout.embedded import EmbeddedEngine
 from carr_jax.rollout.engine import Engine
+from carr_jax.rollout.fleet import PoolOptions
+from carr_jax.rollout.pool import SGLangPool
 from carr_jax.rollout.scheduler import Rollouts, Scheduler, Scored, Scorer, Stream, episode_seed
 from carr_jax.rollout.staleness import StalenessGate
 from carr_jax.rollout.weight_sync import WeightSync
@@ -45,7 +47,7 @@ class Actor:
         if self.sync is None:
             self.engine.set_params(params, version)
         else:
-            await self.sync.publish(params, version)
+            await self.sync.publish(self.engine, params, version)
 
     def forget(self, params: Any, version: int) -> None:
         """Drop what evaluation cached in this process.
@@ -73,19 +75,26 @@ async def acting(
         engine = embedded_engine(config, policy, learner)
         yield Actor(engine, make_rollouts(config, policy, task, engine), make_scorer(config), None)
         return
-    from carr_jax.rollout.pool import SGLangPool
-    from carr_jax.rollout.serve import pool_options
+    sync = weight_sync(config, policy, run)
+    folder = await sync.write(learner.params, learner.done)
+    patience = PoolOptions(
+        request_s=rollout.request_s,
+        decode_s=rollout.token_s,
+        health_s=rollout.health_s,
+        in_flight=rollout.on_update,
+    )
+    async with SGLangPool(rollout.servers, folder, learner.done, patience) as engine:
+        yield Actor(engine, make_rollouts(config, policy, task, engine), make_scorer(config), sync)
 
-    async with SGLangPool(rollout.servers, policy.model, pool_options(config)) as engine:
 
-        def export(folder: Path, params: Any) -> None:
-            write_policy(folder, dataclasses.replace(policy, params=params), config.model.dtype)
+def weight_sync(config: ConfigDict, policy: Policy, run: RunFolder) -> WeightSync:
+    """Each version in its folder, in the type that the trainer computes in."""
+    rollout = config.rollout
 
-        root = Path(rollout.weights_folder or run.path / "weights").absolute()
-        sync = WeightSync(engine, root, export, rollout.push)
-        actor = Actor(engine, make_rollouts(config, policy, task, engine), make_scorer(config), sync)
-        await actor.publish(learner.params, learner.done)
-        yield actor
+    def export(folder: Path, params: Any) -> None:
+        write_policy(folder, dataclasses.replace(policy, params=params), config.model.dtype)
+
+    return WeightSync(Path(rollout.weights_folder or run.path / "weights").absolute(), export, rollout.push)
 
 
 def embedded_engine(config: ConfigDict, policy: Policy, learner: Learner) -> EmbeddedEngine:

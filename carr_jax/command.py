@@ -113,8 +113,8 @@ def main(run: Callable[[ConfigDict, Path], None], argv: list[str]) -> int:
         config, workdir = parse(argv)
         joins = cluster(argv, os.environ)
         missing = preflight(config, workdir)
-        if joins and joins["processes"] > 1 and "rollout" in config:
-            missing.append("the embedded engine runs in one process; leave --coordinator and the others out")
+        if joins is not None and "rollout" in config and config.rollout.engine == "embedded":
+            missing.append("the embedded engine runs in one process; give --config.rollout.engine=sglang")
         if missing:
             raise InputError("cannot start: " + "; ".join(missing))
         if joins is not None:

@@ -129,7 +129,10 @@ def rl() -> ConfigDict:
         weights_folder="",  # where servers read new weights: RAM disk, shared folder; "" = in the run folder
         push="",  # command that brings {folder} to other hosts, such as "rsync -a {folder} host:/dev/shm/p/"
         on_update="resume",  # turns in flight when weights change: resume (sample the rest from the prefix so
-        # far, exact), or keep (the server goes on by itself)
+        # far), or keep (the server goes on by itself); neither loses a token
+        request_s=60.0,  # seconds that a server may take for a turn, and
+        token_s=0.25,  # for each token that the turn may have; then it is asked again, or another server
+        health_s=5.0,  # seconds between two looks at a server
         slots=64,  # sequences that the embedded engine decodes together
         prefill_rows=1,  # sequences of one prefill call
         prefill_chunk=128,  # tokens per sequence of one prefill call
@@ -195,8 +198,8 @@ _POSITIVE = (
     "model.vocab_size world.entities_per_kind search.max_results search.snippet_chars search.page_chars "
     "search.find_radius search.find_limit agent.context agent.turns agent.tool_calls agent.turn_tokens "
     "rollout.prompts rollout.slots rollout.prefill_rows rollout.prefill_chunk rollout.temperature "
-    "rollout.mismatch_alarm learn.lr learn.clip_norm learn.row_length learn.logprob_chunk learn.icepop_low "
-    "learn.tis_cap checkpoint.every checkpoint.keep train.trajectories_every "
+    "rollout.mismatch_alarm rollout.request_s rollout.token_s rollout.health_s learn.lr learn.clip_norm "
+    "learn.row_length learn.logprob_chunk learn.icepop_low learn.tis_cap checkpoint.every checkpoint.keep train.trajectories_every "
     "sft.epochs sft.batch sft.pretrain_pages sft.worlds"
 ).split()
 _SHARES = (

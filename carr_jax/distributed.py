@@ -90,6 +90,13 @@ def gather(text: str) -> list[str]:
     return [bytes(row[:size]).decode() for row, size in zip(rows, sizes, strict=True)]
 
 
+def share(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The arrays of the first process, in all; the others pass arrays of the same shapes and types."""
+    if jax.process_count() == 1:
+        return dict(arrays)
+    return dict(multihost_utils.broadcast_one_to_all(dict(arrays)))
+
+
 def stop_together(problem: str) -> None:
     """Raises the same InputError in all processes when any has a problem; "" means none."""
     if found := sorted(set(gather(problem)) - {""}):

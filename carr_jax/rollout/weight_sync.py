@@ -15,7 +15,7 @@ from carr_jax.rollout.engine import Engine, WeightUpdateError
 
 @dataclass(frozen=True)
 class WeightSync:
-    """Publishes versions of the policy to an engine.
+    """Writes versions of the policy where engines read them, and has them read.
 
     `export(folder, params)` writes a Hugging Face folder, whole or not at all.  `root` must be a place that the
     servers see under the same path: a RAM disk when they run on this machine, a shared file system, or else
@@ -24,18 +24,22 @@ class WeightSync:
     to when an update fails.
     """
 
-    engine: Engine
     root: Path
     export: Callable[[Path, Any], None]
     push: str = ""
 
-    async def publish(self, params: Any, version: int) -> None:
-        """All later tokens come from `params`.  Raises WeightUpdateError, and then no server has changed."""
+    async def write(self, params: Any, version: int) -> Path:
+        """The folder of a version, where servers can read it.  Raises WeightUpdateError when `push` fails."""
         folder = self.folder(version)
         await asyncio.to_thread(self.export, folder, params)
         if self.push:
             await self._push(folder)
-        await self.engine.update_weights(folder, version)
+        return folder
+
+    async def publish(self, engine: Engine, params: Any, version: int) -> None:
+        """All later tokens come from `params`.  Raises WeightUpdateError, and then no server has changed."""
+        folder = await self.write(params, version)
+        await engine.update_weights(folder, version)
         for old in self.root.glob("version_*"):
             if old.name not in (folder.name, self.folder(version - 1).name):
                 await asyncio.to_thread(shutil.rmtree, old, ignore_errors=True)

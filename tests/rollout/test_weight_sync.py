@@ -24,19 +24,19 @@ def export(folder, params):
 
 def test_each_version_is_a_folder_and_the_newest_two_are_kept(tmp_path):
     engine = Engine()
-    sync = WeightSync(engine, tmp_path / "ram", export)
+    sync = WeightSync(tmp_path / "ram", export)
     for version, params in enumerate("abcd"):
-        asyncio.run(sync.publish(params, version))
+        asyncio.run(sync.publish(engine, params, version))
     assert engine.got == list(enumerate("abcd"))
     assert sorted(p.name for p in (tmp_path / "ram").iterdir()) == ["version_000002", "version_000003"]
 
 
 def test_a_refused_version_leaves_the_one_that_serves(tmp_path):
-    sync = WeightSync(Engine(refuses=(2,)), tmp_path, export)
+    engine, sync = Engine(refuses=(2,)), WeightSync(tmp_path, export)
     for version in (0, 1):
-        asyncio.run(sync.publish("w", version))
+        asyncio.run(sync.publish(engine, "w", version))
     with pytest.raises(WeightUpdateError):
-        asyncio.run(sync.publish("w", 2))
+        asyncio.run(sync.publish(engine, "w", 2))
     assert (tmp_path / "version_000001" / "weights").exists()
 
 
@@ -44,7 +44,7 @@ def test_the_push_command_runs_without_a_shell(tmp_path):
     there = tmp_path / "there $(touch no)"
     copy = "import shutil, sys; shutil.copytree(sys.argv[1], sys.argv[2])"
     push = f"{sys.executable} -c '{copy}' {{folder}} '{there}'"
-    asyncio.run(WeightSync(Engine(), tmp_path / "here", export, push).publish("w", 0))
+    asyncio.run(WeightSync(tmp_path / "here", export, push).publish(Engine(), "w", 0))
     assert (there / "weights").read_text() == "w" and not (tmp_path / "no").exists()
 
 
@@ -55,5 +55,5 @@ def test_the_push_command_runs_without_a_shell(tmp_path):
 def test_a_failing_push_is_one_clear_error_and_updates_nobody(tmp_path, push, says):
     engine = Engine()
     with pytest.raises(WeightUpdateError, match=says):
-        asyncio.run(WeightSync(engine, tmp_path, export, push).publish("w", 0))
+        asyncio.run(WeightSync(tmp_path, export, push).publish(engine, "w", 0))
     assert not engine.got
