@@ -14,7 +14,7 @@ import itertools
 import random
 import uuid
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -106,11 +106,14 @@ class SGLangPool:
 
     async def update_weights(self, folder: Path, version: int) -> None:
         """See `Engine.update_weights`.  The folder of the version before must still be there."""
-        with self._held("update"):
+        self._hold("update")
+        try:
             await self.fleet.update(Weights(folder, version))
             if len(self._holds) > 1:  # the servers were started to be probed
                 await self.fleet.pause()
-        await self._tell()
+        finally:
+            self._holds.discard("update")
+            await self._tell()
 
     async def health(self) -> dict[str, Any]:
         """See `Engine.health`; status "down" when no server answers."""
@@ -140,8 +143,7 @@ class SGLangPool:
 
     async def pause(self) -> None:
         """See `Engine.pause`."""
-        self._holds.add("pause")
-        self._pauses += 1
+        self._hold("pause")
         await self.fleet.pause()
 
     async def resume(self) -> None:
@@ -298,15 +300,10 @@ class SGLangPool:
 
     # ------------------------------------------------------------------------------- helpers
 
-    @contextlib.contextmanager
-    def _held(self, reason: str) -> Iterator[None]:
-        """No new request starts."""
+    def _hold(self, reason: str) -> None:
+        """No new request starts until the reason is gone; those in flight may come back unfinished."""
         self._holds.add(reason)
         self._pauses += 1
-        try:
-            yield
-        finally:
-            self._holds.discard(reason)
 
     async def _abort_at(self, member: Member, rid: str) -> None:
         """Ask a server to end a request; one that is dead has ended it (SG-03)."""
