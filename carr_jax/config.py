@@ -199,7 +199,8 @@ _POSITIVE = (
     "search.find_radius search.find_limit agent.context agent.turns agent.tool_calls agent.turn_tokens "
     "rollout.prompts rollout.slots rollout.prefill_rows rollout.prefill_chunk rollout.temperature "
     "rollout.mismatch_alarm rollout.request_s rollout.token_s rollout.health_s learn.lr learn.clip_norm "
-    "learn.row_length learn.logprob_chunk learn.icepop_low learn.tis_cap checkpoint.every checkpoint.keep train.trajectories_every "
+    "learn.row_length learn.logprob_chunk learn.icepop_low learn.tis_cap checkpoint.every checkpoint.keep "
+    "train.trajectories_every "
     "sft.epochs sft.batch sft.pretrain_pages sft.worlds"
 ).split()
 _SHARES = (
