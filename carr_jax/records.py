@@ -344,6 +344,10 @@ class TrainBatch:
     training target, and otherwise 1 / (the normaliser's denominator): the loss is a plain weighted sum.
     `segments` is 0 for padding and counts 1, 2, ... within a row; `positions` restart in each segment.  Only
     the first `micro_batches` of the M slots are filled.
+
+    `routes` are the experts to replay for each token, [M, R, T, L * k]: those of all layers side by side, as
+    an axis as short as k would be padded to 16 times the memory on a TPU.  -1 where the router chooses; None
+    when there is nothing to replay.
     """
 
     tokens: np.ndarray  # int32
@@ -354,3 +358,4 @@ class TrainBatch:
     engine_logprobs: np.ndarray  # float32
     advantages: np.ndarray  # float32
     micro_batches: int
+    routes: np.ndarray | None = None  # int16

@@ -5,6 +5,7 @@ Packing decides nothing about the gradient: the same examples give the same loss
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ class Example:
     """One token sequence with what the loss needs: arrays of length N, one scalar advantage.
 
     `mask[i]` is 1 where token i is a training target, `logprobs[i]` the engine's log-prob there.  `group` names
-    the question whose samples share a baseline.
+    the question whose samples share a baseline.  `routes` as in `Trajectory`: the experts to replay.
     """
 
     ids: np.ndarray  # int32 [N]
@@ -28,6 +29,7 @@ class Example:
     logprobs: np.ndarray  # float32 [N]
     advantage: float
     group: Hashable
+    routes: np.ndarray | None = None  # int16 [N, L, k]
 
     @property
     def targets(self) -> int:
@@ -44,7 +46,7 @@ def from_trajectory(trajectory: Trajectory, advantage: float) -> Example:
     known = np.isfinite(t.logprobs)
     mask = np.where(known, t.mask, 0).astype(np.int8)
     logprobs = np.where(known, t.logprobs, 0).astype(np.float32)
-    return Example(t.ids, mask, logprobs, float(advantage), t.question_id)
+    return Example(t.ids, mask, logprobs, float(advantage), t.question_id, t.routes)
 
 
 def supervised_example(ids: np.ndarray, mask: np.ndarray, group: Hashable) -> Example:
@@ -105,8 +107,9 @@ def pack(
     On a mesh, `shards` is the number of parts that the rows of a micro-batch are cut into: each gets sequences
     of about the same total `cost`.  With `together` False, each sequence has a row of its own.
 
-    Raises ValueError when a sequence is longer than a row, when its arrays differ in length, or when the
-    examples need more than `micro_batches`.  With nothing to train on, no micro-batch is filled.
+    Raises ValueError when a sequence is longer than a row, when its arrays differ in length, when examples have
+    routes of different shapes, or need more than `micro_batches`.  With nothing to train on, no micro-batch is
+    filled.
     """
     kept = contributing(examples)
     for e in kept:
@@ -118,7 +121,7 @@ def pack(
             f"{len(kept)} sequences need {len(layout)} micro-batches of {rows} rows, there are "
             f"{micro_batches}: ask micro_batches_needed, or raise rows or row_length"
         )
-    arrays = _empty((micro_batches, rows, row_length))
+    arrays = _empty((micro_batches, rows, row_length)) | _no_routes(kept, (micro_batches, rows, row_length))
     for micro, rows_of_micro in enumerate(layout):
         for row, indices in enumerate(rows_of_micro):
             start = 0
@@ -146,6 +149,8 @@ def _check(e: Example, row_length: int) -> None:
         raise ValueError(
             f"a sequence of group {e.group!r} has {n} ids, {e.mask.size} masks, {e.logprobs.size} log-probs"
         )
+    if e.routes is not None and len(e.routes) != n:
+        raise ValueError(f"a sequence of group {e.group!r} has {n} ids, but routes of {len(e.routes)} tokens")
     trained = e.mask != 0
     if not (np.isfinite(e.logprobs[trained]).all() and np.isfinite(e.advantage)):
         raise ValueError(f"a sequence of group {e.group!r} has a log-prob or advantage that is not finite")
@@ -155,6 +160,16 @@ def _empty(shape: tuple[int, int, int]) -> dict[str, np.ndarray]:
     ints = ("tokens", "targets", "segments", "positions")
     floats = ("weights", "engine_logprobs", "advantages")
     return {k: np.zeros(shape, np.int32) for k in ints} | {k: np.zeros(shape, np.float32) for k in floats}
+
+
+def _no_routes(examples: Sequence[Example], shape: tuple[int, int, int]) -> dict[str, np.ndarray]:
+    """An array for the routes, all unknown; none when no example has any."""
+    shapes = {e.routes.shape[1:] for e in examples if e.routes is not None}
+    if not shapes:
+        return {}
+    if len(shapes) > 1:
+        raise ValueError(f"routes of different shapes (layers, experts of a token): {sorted(shapes)}")
+    return {"routes": np.full((*shape, math.prod(shapes.pop())), -1, np.int16)}
 
 
 def _place(row: dict[str, np.ndarray], start: int, segment: int, e: Example, weight: float) -> None:
@@ -169,3 +184,5 @@ def _place(row: dict[str, np.ndarray], start: int, segment: int, e: Example, wei
     row["weights"][shifted] = np.where(trained, weight, 0.0)
     row["engine_logprobs"][shifted] = np.where(trained, e.logprobs[1:], 0.0)
     row["advantages"][shifted] = np.where(trained, e.advantage, 0.0)
+    if e.routes is not None:
+        row["routes"][whole] = e.routes.reshape(n, -1)

@@ -168,12 +168,30 @@ def sft_micro_loss(params: Params, micro: Arrays, model: ModelConfig, config: Le
 def _forward(params: Params, micro: Arrays, model: ModelConfig, config: LearnConfig) -> tuple[Array, Array]:
     """Log-prob and entropy [R, T] of the targets, 0 where nothing is trained."""
     inputs = (micro["tokens"], micro["positions"], micro["segments"])
-    hidden = qwen3.hidden_states(params, model, *inputs, config.compute)
+    hidden = qwen3.hidden_states(params, model, *inputs, config.compute, _replay(micro, model))
     head = qwen3.head_matrix(params, model)
     trained = micro["weights"] != 0
     return token_logprobs(
         hidden, head, micro["targets"], trained, config.temperature, config.logprob_chunk, config.compute
     )
+
+
+def _replay(micro: Arrays, model: ModelConfig) -> Array | None:
+    """The experts to replay, int16 [L, R, T, k]; None when the batch has none.
+
+    A number that no expert has makes the router choose.  Raises ValueError for the routes of another model.
+    """
+    if "routes" not in micro:
+        return None
+    layers, k = model.num_layers, model.experts_per_token
+    if not model.is_moe or micro["routes"].shape[-1] != layers * k:
+        raise ValueError(
+            f"the engine reports {micro['routes'].shape[-1]} experts for a token, this model has {k} in each "
+            f"of {layers} layers: it is another model, turn routing replay off"
+        )
+    routes_RxTxLxk = micro["routes"].reshape(*micro["tokens"].shape, layers, k)
+    known = jnp.all((routes_RxTxLxk >= 0) & (routes_RxTxLxk < model.num_experts), -1, keepdims=True)
+    return jnp.moveaxis(jnp.where(known, routes_RxTxLxk, -1), 2, 0)
 
 
 def accumulate(
@@ -285,27 +303,32 @@ def make_train_step(
 
 
 def trace_train_step(
-    model: ModelConfig, config: LearnConfig, loss: str, shape: tuple[int, int, int]
+    model: ModelConfig, config: LearnConfig, loss: str, shape: tuple[int, int, int], replay: bool = False
 ) -> jax.stages.Traced:
     """The step for batches [M, R, T] of `shape`, traced for the mesh of `config.compute`, without arrays.
 
-    Its `jaxpr` can be read, and `lower().compile()` asks the compiler of the mesh's devices.
+    With `replay`, the batches have routes.  Its `jaxpr` can be read, and `lower().compile()` asks the compiler
+    of the mesh's devices.
     """
     sharding = batch_sharding(config.compute.mesh, leading=1)
     floats = ("weights", "engine_logprobs", "advantages")
     arrays = {
         f.name: jax.ShapeDtypeStruct(shape, jnp.float32 if f.name in floats else jnp.int32, sharding=sharding)
         for f in dataclasses.fields(TrainBatch)
-        if f.name != "micro_batches"
+        if f.name not in ("micro_batches", "routes")
     }
+    if replay:
+        wide = (*shape, model.num_layers * model.experts_per_token)
+        arrays["routes"] = jax.ShapeDtypeStruct(wide, jnp.int16, sharding=sharding)
     step = compile_step(model, config, loss)
     return step.trace(abstract_state(model, config), arrays, jax.ShapeDtypeStruct((), jnp.int32))
 
 
 def batch_arrays(batch: TrainBatch) -> Arrays:
-    """The [M, R, T] arrays of a batch by name."""
+    """The arrays of a batch by name, [M, R, T] and routes, if any, [M, R, T, L * k]."""
     fields = (f.name for f in dataclasses.fields(batch) if f.name != "micro_batches")
-    return {name: getattr(batch, name) for name in fields}
+    arrays = {name: getattr(batch, name) for name in fields}
+    return arrays if batch.routes is not None else {k: v for k, v in arrays.items() if k != "routes"}
 
 
 def place(batch: TrainBatch, mesh: Mesh) -> TrainBatch:
@@ -317,7 +340,7 @@ def place(batch: TrainBatch, mesh: Mesh) -> TrainBatch:
     order = context_order(batch.tokens.shape[2], mesh.shape["context"])
 
     def put(x: np.ndarray) -> Array:
-        x = x if mesh.shape["context"] == 1 else x[..., order]
+        x = x if mesh.shape["context"] == 1 else x[:, :, order]
         return jax.make_array_from_callback(x.shape, sharding, lambda where: x[where])
 
     return dataclasses.replace(batch, **{k: put(v) for k, v in batch_arrays(batch).items()})

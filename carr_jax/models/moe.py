@@ -34,8 +34,8 @@ def route(
 
     p = softmax(x W) over all E experts; weights are the p of the best k, divided by their sum when
     `renormalise` (`norm_topk_prob`, P29).  Product and softmax in float32 at full precision: bfloat16 ties
-    between experts would be broken differently by the engine and the trainer.  `replay` (int32 [..., k]) gives
-    the experts that the engine used; a token whose first entry is negative chooses anew.
+    between experts would be broken differently by the engine and the trainer.  `replay` (any integers [..., k])
+    gives the experts that the engine used; a token whose first entry is negative chooses anew.
     """
     logits = jnp.matmul(x.astype(jnp.float32), router_MxE, precision=lax.Precision.HIGHEST)
     logits = checkpoint_name(logits, PRODUCT)

@@ -1,8 +1,8 @@
 """The Qwen3 policy, dense and mixture of experts, as pure functions over a plain dict of float32 arrays.
 
 Inside it is Flax Linen (`nn.scan` over layers, `nn.remat`); outside only `init_params`, `hidden_states`,
-`extend`, `head_matrix`, `working_copy`, `expert_loads`, `param_shapes` and `param_shardings` are seen.
-Parameters of the layers are stacked on a leading axis L.
+`extend`, `head_matrix`, `working_copy`, `expert_choices`, `expert_loads`, `param_shapes` and `param_shardings`
+are seen.  Parameters of the layers are stacked on a leading axis L.
 
 Dimension letters: B rows, S or C tokens, M (public: D) model width, H query heads, K key heads, D head_dim,
 F width of the MLP, E experts, V vocabulary, T cached tokens.
@@ -133,7 +133,7 @@ class _Moe(_Matrices):
         gate, up = (self.matrix(n, axes, wide, (1,)) for n in ("gate", "up"))
         down = self.matrix("down", ("experts", "mlp_expert", "embed_expert"), narrow, (1,))
         experts, weights = route(x_BxSxM, router, c.experts_per_token, c.norm_topk_prob, replay_BxSxk)
-        self.sow("stats", "load", expert_load(experts, segments_BxS != 0, c.num_experts))
+        self.sow("stats", "experts", experts)
         return expert_mlp(x_BxSxM, experts, weights, Experts(gate, up, down), self.compute)
 
 
@@ -283,11 +283,24 @@ def hidden_states(
     """Final-normed hidden states [B, S, D] in the compute dtype of packed rows (int32 inputs).
 
     Tokens see earlier tokens of their own segment; segment 0 is padding and its output has no meaning.  Within
-    a row, segments follow each other.  `replay_LxBxSxk` (int32) gives the experts that the engine's router
+    a row, segments follow each other.  `replay_LxBxSxk` (integers) gives the experts that the engine's router
     chose, see `moe.route`.
     """
     model = _Qwen3(config, compute)
     return model.apply({"params": params}, tokens_BxS, positions_BxS, segments_BxS, replay_LxBxSxk)
+
+
+def expert_choices(
+    params: Params,
+    config: ModelConfig,
+    tokens_BxS: jax.Array,
+    positions_BxS: jax.Array,
+    segments_BxS: jax.Array,
+) -> jax.Array:
+    """The experts that the router of each layer chooses for each token, best first: int32 [L, B, S, k]."""
+    inputs = (tokens_BxS, positions_BxS, segments_BxS)
+    _, collected = _Qwen3(config, Compute()).apply({"params": params}, *inputs, mutable=["stats"])
+    return collected["stats"]["layers"]["moe"]["experts"][0]
 
 
 def expert_loads(
@@ -298,9 +311,8 @@ def expert_loads(
     segments_BxS: jax.Array,
 ) -> jax.Array:
     """Share of the routed pairs of real tokens that each expert receives, float32 [L, E]."""
-    inputs = (tokens_BxS, positions_BxS, segments_BxS)
-    _, collected = _Qwen3(config, Compute()).apply({"params": params}, *inputs, mutable=["stats"])
-    return collected["stats"]["layers"]["moe"]["load"][0]
+    chosen_LxBxSxk = expert_choices(params, config, tokens_BxS, positions_BxS, segments_BxS)
+    return jax.vmap(lambda e: expert_load(e, segments_BxS != 0, config.num_experts))(chosen_LxBxSxk)
 
 
 def extend(

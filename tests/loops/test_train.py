@@ -107,8 +107,10 @@ def test_a_checkpoint_can_be_exported_from_the_run_alone(finished, environment, 
 DESIGN_KEYS = (
     "time/rollout_s time/reward_s time/train_s time/sync_s reward/mixed reward/outcome reward/unknown_rate "
     "reward/zero_spread_groups agent/tool_calls agent/turns agent/tokens agent/generated_tokens agent/finished "
-    "agent/format_error agent/over_length agent/tool_error learn/loss learn/grad_norm learn/entropy "
-    "learn/ratio_mean learn/icepop_masked learn/clipped learn/tokens learn/padding learn/idle_rows "
+    "agent/format_error agent/over_length agent/tool_error agent/missing_logprobs "
+    "learn/loss learn/grad_norm learn/entropy "
+    "learn/ratio_mean learn/ratio_outside_10 learn/ratio_outside_half learn/sequence_outliers "
+    "learn/icepop_masked learn/clipped learn/tokens learn/padding learn/idle_rows "
     "learn/imbalance learn/waiting judge/calls judge/cached judge/skipped judge/tokens judge/cost_usd "
     "version/policy version/staleness_max"
 ).split()

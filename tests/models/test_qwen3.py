@@ -11,6 +11,7 @@ from carr_jax.models import qwen3
 from carr_jax.models.attention import Past
 from carr_jax.models.compute import Compute
 from carr_jax.models.qwen3 import (
+    expert_choices,
     expert_loads,
     extend,
     head_matrix,
@@ -232,3 +233,16 @@ def test_replayed_experts_reach_every_layer():
         other = replay.copy()
         other[layer] = [0, 1]
         assert np.abs(run(params_of(MOE), MOE, *row(IDS), Compute(), other) - free).max() > 1e-3
+
+
+def test_expert_choices_are_those_of_the_forward_pass():
+    """Replayed they change nothing; each is a choice of k different experts; the loads count them."""
+    inputs = row(IDS)
+    chosen = np.asarray(jax.jit(expert_choices, static_argnums=1)(params_of(MOE), MOE, *inputs))
+    assert chosen.shape == (MOE.num_layers, 1, len(IDS), MOE.experts_per_token) and chosen.dtype == np.int32
+    assert (np.diff(np.sort(chosen, -1), axis=-1) > 0).all()
+    run = jax.jit(hidden_states, static_argnums=(1, 5))
+    replayed = run(params_of(MOE), MOE, *inputs, Compute(), chosen)
+    np.testing.assert_allclose(replayed, run(params_of(MOE), MOE, *inputs, Compute()), atol=1e-6)
+    counts = np.stack([np.bincount(layer.ravel(), minlength=4) for layer in chosen])
+    np.testing.assert_allclose(expert_loads(params_of(MOE), MOE, *inputs), counts / chosen[0].size, rtol=1e-6)
