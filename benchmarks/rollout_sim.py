@@ -1,10 +1,10 @@
 """Many steps of rollouts in fake time: the real scheduler, episodes and pool around pretended servers.
 
-    python benchmarks/rollout_sim.py [--staleness=0,1,2,4] [--slots=128] [--steps=16] [--on-update=resume]
+    python benchmarks/rollout_sim.py [--staleness=0,1,2,4] [--slots=64] [--steps=16] [--on-update=resume]
 
 Turn lengths, numbers of turns, tool and judge latencies have long tails (99th percentile = 20 times the median;
-at most 100 tool turns).  The clock jumps from event to event, so that hours pass in seconds, and a run is always
-the same.  For each staleness: seconds of a step against the bound that no schedule can beat, how busy the slots
+at most 100 tool turns).  The clock jumps from event to event: hours pass in a minute, and runs are always the
+same.  For each staleness: seconds of a step against the bound that no schedule can beat, how busy the slots
 were, and how much was prefilled for each new token.  See README.md.
 """
 
@@ -43,6 +43,7 @@ from carr_jax.rollout.staleness import StalenessGate
 SCALE = 16  # real tokens for each simulated one: times are real, ids are few
 TAIL = math.log(20) / 2.326  # sigma of a log-normal whose 99th percentile is 20 times its median
 GROUP, PROMPTS = 8, 16
+NEVER = 1e9  # seconds
 SESSION = re.compile(r"q\d+/\d+/\d+")  # question, sample and seed
 
 QUESTION = "Which river?"
@@ -74,7 +75,7 @@ class World:
     """What takes how long, in real tokens and seconds."""
 
     servers: int = 8
-    slots: int = 128  # of all servers
+    slots: int = 64  # of all servers
     decode_s: float = 0.02  # of one token in one slot
     prefill: float = 20_000.0  # tokens a second
     train_s: float = 60.0
@@ -224,7 +225,11 @@ class Pool(SGLangPool):
     """The real pool around pretended servers."""
 
     def __init__(self, world: World, folder: Path, in_flight: str) -> None:
-        super().__init__((), folder, options=PoolOptions(in_flight=in_flight, update_s=1e6, recover_s=1e6))
+        super().__init__(
+            (),
+            folder,
+            options=PoolOptions(in_flight=in_flight, request_s=NEVER, health_s=NEVER, update_s=NEVER),
+        )
         each = world.slots // world.servers
         self.servers = [Server(f"server {i}", world, each) for i in range(world.servers)]
 

@@ -90,11 +90,15 @@ def gather(text: str) -> list[str]:
     return [bytes(row[:size]).decode() for row, size in zip(rows, sizes, strict=True)]
 
 
-def share(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The arrays of the first process, in all; the others pass arrays of the same shapes and types."""
+def share(arrays: Mapping[str, np.ndarray] | None) -> dict[str, np.ndarray]:
+    """The arrays of the first process, in all; what the others pass is not looked at."""
     if jax.process_count() == 1:
         return dict(arrays)
-    return dict(multihost_utils.broadcast_one_to_all(dict(arrays)))
+    described = {k: (x.shape, x.dtype.name) for k, x in arrays.items()} if is_first() else {}
+    described = json.loads(gather(json.dumps(described))[0])
+    if not is_first():
+        arrays = {k: np.zeros(shape, dtype) for k, (shape, dtype) in described.items()}
+    return jax.tree.map(np.asarray, multihost_utils.broadcast_one_to_all(dict(arrays)))
 
 
 def stop_together(problem: str) -> None:

@@ -13,12 +13,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import jax
 import numpy as np
 from ml_collections import ConfigDict
 from rich.console import Console
 
-from carr_jax.actor import EVALUATION, Actor, acting, make_scheduler
+from carr_jax.actor import EVALUATION, Actor, acting, make_scheduler, weight_sync
+from carr_jax.distributed import is_first, share
 from carr_jax.learner import Learner
 from carr_jax.learning.advantages import OK, group_advantages, over_length_masks
 from carr_jax.learning.batch import Example, from_trajectory
@@ -29,7 +29,7 @@ from carr_jax.observe.metrics import MetricsLog, rollout_metrics
 from carr_jax.observe.report import write_report
 from carr_jax.observe.viewer import read_trajectories, trajectory_to_text, write_trajectories
 from carr_jax.policy import Policy, load_policy, write_policy
-from carr_jax.records import Begun, Group, InputError, Trajectory
+from carr_jax.records import Begun, Group, TrainBatch, Trajectory
 from carr_jax.rewards.carr import group_rewards
 from carr_jax.rollout.scheduler import Scored, run_groups
 from carr_jax.run import RunFolder
@@ -40,8 +40,6 @@ from carr_jax.task import Task, load_task
 def train(config: ConfigDict, workdir: Path) -> None:
     """Trains the policy that `config` describes; everything a person may want to see lies in `workdir`."""
     # ---------------------------------------------------------------------- what to learn from, who learns
-    if jax.process_count() > 1:
-        raise InputError("reinforcement learning with the embedded engine runs in one process; use one host")
     console = Console()
     run = RunFolder(workdir)
     task = load_task(config, "train")
@@ -52,11 +50,15 @@ def train(config: ConfigDict, workdir: Path) -> None:
     learner = Learner(config, policy, "policy", config.train.steps, run)
 
     # ---------------------------------------------------------------------- act and learn
-    asyncio.run(take_steps(config, console, run, task, policy, learner))
+    if is_first():
+        asyncio.run(take_steps(config, console, run, task, policy, learner))
+    else:
+        follow(config, run, policy, learner)
 
     # ---------------------------------------------------------------------- what to look at
     write_policy(run.policy, dataclasses.replace(policy, params=learner.params))
-    finish(console, run, policy)
+    if is_first():
+        finish(console, run, policy)
 
 
 MISMATCH = (
@@ -92,7 +94,7 @@ async def take_steps(
                 view.phase("train")
                 groups = [make_group(config, s) for s in scored]
                 batch = learner.pack(trained_examples(groups), most)
-                learned = await actor.meanwhile(learner.update, batch)
+                learned = await actor.meanwhile(learn, learner, batch)
                 clock.lap("train")
                 await actor.publish(learner.params, learner.done)
                 scheduler.trained()
@@ -113,6 +115,23 @@ async def take_steps(
             await scheduler.close()
             view.phase("held-out questions, after")
             await evaluate(learner.done, config, task, actor, evaluations)
+
+
+def follow(config: ConfigDict, run: RunFolder, policy: Policy, learner: Learner) -> None:
+    """What the other processes of a run do: learn from what the first one brings, and take part in writing."""
+    sync = weight_sync(config, policy, run)
+    sync.export(sync.folder(learner.done), learner.params)
+    while learner.done < config.train.steps:
+        learn(learner, None)
+        sync.export(sync.folder(learner.done), learner.params)
+        if learner.is_due():
+            learner.save({})
+
+
+def learn(learner: Learner, batch: TrainBatch | None) -> dict[str, float | None]:
+    """One optimiser step of all processes on the batch of the first."""
+    arrays = share(batch and {k: np.asarray(v) for k, v in vars(batch).items() if v is not None})
+    return learner.update(TrainBatch(**arrays | {"micro_batches": int(arrays["micro_batches"])}))
 
 
 def save(learner: Learner, position: int, begun: Sequence[Begun], run: RunFolder) -> None:

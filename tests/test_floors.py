@@ -34,8 +34,9 @@ MAY_IMPORT = {
     "sanity": {"models", "policy"},
     "convert": {"agent", "learning", "models", "policy", "run", "sanity", "weights"},
     "learner": {"learning", "models", "policy", "run", "sharding"},
+    "agreement": {"agent", "learning", "rollout"},
     "actor": LOOP - {"learning", "sanity"},
-    "train": LOOP | {"actor"},
+    "train": LOOP | {"actor", "distributed"},
     "sft": LOOP | {"distributed", "search"},
     "planning": {"command", "config", "learner", "learning", "models", "sharding"},
 }

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import numpy as np
 
 from carr_jax.models.config import from_hf_config
 from carr_jax.records import Generation, Sampling
@@ -29,7 +30,6 @@ from carr_jax.rollout.sglang import SGLangServer, open_http
 from carr_jax.rollout.turn import Turn
 
 _ABORT_S = 10.0  # what a server may still take when its request was aborted
-_TICK_S = 1.0  # between two looks at the time that a request has left
 COUNTERS = (
     "requests retries ejections returns updates resumed_turns tokens_kept tokens_lost "
     "prompt_tokens cached_tokens generated"
@@ -162,10 +162,11 @@ class SGLangPool:
 
     def _turn(self, ids: Sequence[int], sampling: Sampling, session: str) -> Turn:
         """Check a call and make its record."""
-        prefix, vocab_size = tuple(map(int, ids)), self._model.vocab_size
+        array, vocab_size = np.asarray(ids, np.int64), self._model.vocab_size  # quick: prefixes are long
+        prefix = tuple(array.tolist())
         if not 0 < len(prefix) < self.context:
             raise EngineError(f"session {session}: prefix of {len(prefix)} ids, need 1..{self.context - 1}")
-        if min(prefix) < 0 or max(prefix) >= vocab_size:
+        if array.min() < 0 or array.max() >= vocab_size:
             raise EngineError(f"session {session}: ids outside the vocabulary of {vocab_size}")
         if session in self._turns:
             raise EngineError(f"session {session} already has a request in flight")
@@ -244,7 +245,7 @@ class SGLangPool:
         try:
             while True:
                 start = loop.time()
-                done, _ = await asyncio.wait({task}, timeout=min(_TICK_S, self._options.health_s, left))
+                done, _ = await asyncio.wait({task}, timeout=min(self._options.health_s, left))
                 if done:
                     return task.result()
                 if not member.alive:
