@@ -18,6 +18,7 @@ from ml_collections import ConfigDict
 from rich.console import Console
 
 from carr_jax.actor import EVALUATION, Actor, acting, make_scheduler, weight_sync
+from carr_jax.agreement import check_agreement
 from carr_jax.distributed import is_first, share
 from carr_jax.learner import Learner
 from carr_jax.learning.advantages import OK, group_advantages, over_length_masks
@@ -29,7 +30,7 @@ from carr_jax.observe.metrics import MetricsLog, rollout_metrics
 from carr_jax.observe.report import write_report
 from carr_jax.observe.viewer import read_trajectories, trajectory_to_text, write_trajectories
 from carr_jax.policy import Policy, load_policy, write_policy
-from carr_jax.records import Begun, Group, TrainBatch, Trajectory
+from carr_jax.records import Begun, Group, InputError, Sampling, TrainBatch, Trajectory
 from carr_jax.rewards.carr import group_rewards
 from carr_jax.rollout.scheduler import Scored, run_groups
 from carr_jax.run import RunFolder
@@ -61,6 +62,7 @@ def train(config: ConfigDict, workdir: Path) -> None:
         finish(console, run, policy)
 
 
+_ASKED = 4  # questions of the comparison of engine and trainer
 MISMATCH = (
     "the trainer's log-probs differ from the engine's by {:.3g} on average, more than "
     "config.rollout.mismatch_alarm: are weights, temperature and precision the same on both sides?"
@@ -79,6 +81,9 @@ async def take_steps(
 
     async with acting(config, policy, task, learner, run) as actor:
         with LiveView(config.train.steps, learner.done, console) as view:
+            if actor.sync is not None:
+                view.phase("engine against trainer")
+                await refuse_mismatch(config, task, actor, learner, most)
             if learner.done == 0:
                 view.phase("held-out questions, before")
                 await evaluate(0, config, task, actor, evaluations)
@@ -117,10 +122,27 @@ async def take_steps(
             await evaluate(learner.done, config, task, actor, evaluations)
 
 
+async def refuse_mismatch(config: ConfigDict, task: Task, actor: Actor, learner: Learner, most: int) -> None:
+    """Raises InputError when the engine samples from another policy than the trainer has."""
+    prompts = [actor.rollouts.chat.prompt_ids(q.question) for q in task.questions[:_ASKED]]
+    room = config.agent.context // 2 - max(map(len, prompts))
+    if room < 1:
+        raise InputError("config.agent.context has no room for two prompts and answers")
+    sampling = Sampling(min(room, 64), actor.rollouts.chat.tokenizer.stop_ids, config.rollout.temperature)
+
+    def ask(examples: list[Example]) -> dict[str, float]:
+        return compare(learner, learner.pack(examples, most))
+
+    agreement = await check_agreement(actor.engine, prompts, sampling, ask)
+    if problem := agreement.problem(config.rollout.mismatch_alarm):
+        raise InputError(problem)
+
+
 def follow(config: ConfigDict, run: RunFolder, policy: Policy, learner: Learner) -> None:
     """What the other processes of a run do: learn from what the first one brings, and take part in writing."""
     sync = weight_sync(config, policy, run)
     sync.export(sync.folder(learner.done), learner.params)
+    compare(learner, None)
     while learner.done < config.train.steps:
         learn(learner, None)
         sync.export(sync.folder(learner.done), learner.params)
@@ -130,8 +152,18 @@ def follow(config: ConfigDict, run: RunFolder, policy: Policy, learner: Learner)
 
 def learn(learner: Learner, batch: TrainBatch | None) -> dict[str, float | None]:
     """One optimiser step of all processes on the batch of the first."""
+    return learner.update(shared(batch))
+
+
+def compare(learner: Learner, batch: TrainBatch | None) -> dict[str, float]:
+    """`Learner.compare` of all processes on the batch of the first."""
+    return learner.compare(shared(batch))
+
+
+def shared(batch: TrainBatch | None) -> TrainBatch:
+    """The batch of the first process, in all."""
     arrays = share(batch and {k: np.asarray(v) for k, v in vars(batch).items() if v is not None})
-    return learner.update(TrainBatch(**arrays | {"micro_batches": int(arrays["micro_batches"])}))
+    return TrainBatch(**arrays | {"micro_batches": int(arrays["micro_batches"])})
 
 
 def save(learner: Learner, position: int, begun: Sequence[Begun], run: RunFolder) -> None:

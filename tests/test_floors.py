@@ -36,7 +36,7 @@ MAY_IMPORT = {
     "learner": {"learning", "models", "policy", "run", "sharding"},
     "agreement": {"agent", "learning", "rollout"},
     "actor": LOOP - {"learning", "sanity"},
-    "train": LOOP | {"actor", "distributed"},
+    "train": LOOP | {"actor", "agreement", "distributed"},
     "sft": LOOP | {"distributed", "search"},
     "planning": {"command", "config", "learner", "learning", "models", "sharding"},
 }

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from carr_jax.agent.routes import Routes
 from carr_jax.records import End, Generation, Trajectory, Turn
 
 
 @dataclass
 class Buffer:
-    """Parallel lists of ids, mask, log-probs and versions, as in `Trajectory`, and the turns so far.
+    """Parallel lists of ids, mask, log-probs and versions, as in `Trajectory`; turns and routes so far.
 
     What the engine sampled goes in with mask 1, all else with mask 0; nothing is ever changed or removed.
     `mark` remembers the place from which an interrupted episode can go on.
@@ -24,6 +25,7 @@ class Buffer:
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
+    routes: Routes = field(default_factory=Routes)
     marked: tuple[int, int] = (0, 0)  # tokens and turns
 
     @classmethod
@@ -38,7 +40,8 @@ class Buffer:
     def of_trajectory(cls, t: Trajectory) -> Buffer:
         """The buffer that `unfinished` was taken from."""
         arrays = (t.ids, t.mask, t.logprobs, t.versions)
-        buffer = cls(t.prompt_length, *(a.tolist() for a in arrays), list(t.turns))
+        lists = (a.tolist() for a in arrays)
+        buffer = cls(t.prompt_length, *lists, list(t.turns), Routes.of(t.routes))
         buffer.mark()
         return buffer
 
@@ -61,6 +64,7 @@ class Buffer:
         self.mask += [1] * len(generation.ids)
         self.logprobs += generation.logprobs
         self.versions += generation.versions
+        self.routes.extend(generation.routes, len(self.ids))
 
     def mark(self) -> None:
         """All turns so far are complete, their observations included."""
@@ -86,4 +90,5 @@ class Buffer:
             turns=tuple(self.turns[:turns]),
             end=end,
             response=response,
+            routes=self.routes.complete(tokens),
         )

@@ -26,9 +26,12 @@ class Routes:
     _parts: list[np.ndarray] = field(default_factory=list)  # each int16 [rows, L, k]
 
     @classmethod
-    def of(cls, routes: np.ndarray | None, length: int) -> Routes:
-        """Those of a trajectory of `length` tokens that goes on."""
-        return cls([] if routes is None else [routes[: length - 1]])
+    def of(cls, routes: np.ndarray | None) -> Routes:
+        """Those of a trajectory that goes on, up to its last known row: what follows is to come."""
+        if routes is None:
+            return cls()
+        known = np.flatnonzero((routes != UNKNOWN).any(axis=(1, 2)))
+        return cls([routes[: known[-1] + 1]] if len(known) else [])
 
     def extend(self, reply: np.ndarray | None, length: int) -> None:
         """Adds what a call reported that left the episode at `length` tokens, `Generation.routes`.
