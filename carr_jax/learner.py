@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 
 from carr_jax.learning.batch import Example, pack, packing
 from carr_jax.learning.checkpoint import Checkpoints
+from carr_jax.learning.compare import make_comparison
 from carr_jax.learning.layout import model_cost
 from carr_jax.learning.step import LearnConfig, init_state, make_train_step, place
 from carr_jax.models.compute import Compute, kernels_for
@@ -40,6 +41,7 @@ class Learner:
         params = jax.device_put(policy.params, param_shardings(policy.model, self._mesh))
         state = init_state(params, learn)
         self._step = make_train_step(policy.model, learn, loss)
+        self._compare = make_comparison(policy.model, learn)
         self._checkpoints = Checkpoints(run.checkpoints, config.checkpoint.keep)
         self._every, self._steps = config.checkpoint.every, steps
         self.done = self._checkpoints.latest() or 0
@@ -69,6 +71,10 @@ class Learner:
         if row["learn/tokens"]:
             return row
         return {k: v if k in _WITHOUT_TOKENS else None for k, v in row.items()}
+
+    def compare(self, batch: TrainBatch) -> dict[str, float]:
+        """How far the current weights are from the log-probs of a batch, see `learning.compare`."""
+        return self._compare(self.params, place(batch, self._mesh))
 
     def is_due(self) -> bool:
         """Whether a checkpoint belongs here: every `checkpoint.every` steps and after the last."""
