@@ -76,6 +76,7 @@ class World:
 
     servers: int = 8
     slots: int = 64  # of all servers
+    in_flight: int = 128  # episodes: twice the slots, because each waits for tools a part of its time
     decode_s: float = 0.02  # of one token in one slot
     prefill: float = 20_000.0  # tokens a second
     train_s: float = 60.0
@@ -293,7 +294,9 @@ async def simulate(world: World, staleness: int, steps: int, folder: Path, in_fl
         budgets = Budgets(10**6, 101, 101, 10**6)
         rollouts = SimulatedRollouts(pool, CHAT, Corpus(world), budgets)
         stream = Stream(questions.__getitem__, lambda p, i: GROUP * p + i, GROUP)
-        scheduler = Scheduler(rollouts, stream, score, StalenessGate(PROMPTS, staleness, steps))
+        scheduler = Scheduler(
+            rollouts, stream, score, StalenessGate(PROMPTS, staleness, steps), in_flight=world.in_flight
+        )
         ends, busy, prefilled, new, bounds, worst = [0.0], [0.0], [0], [0], [], 0
         for step in range(steps):
             groups = await scheduler.batch()
@@ -349,7 +352,7 @@ def main() -> None:
     p.add_argument("--json", type=Path)
     args = p.parse_args()
     logging.disable()
-    world, rows = dataclasses.replace(World(), slots=args.slots), []
+    world, rows = dataclasses.replace(World(), slots=args.slots, in_flight=2 * args.slots), []
     print("| staleness | s / step | bound | of bound | busy | speed-up | prefilled / new | oldest |")
     print("|" + " --- |" * 8)
     with tempfile.TemporaryDirectory() as folder:

@@ -146,6 +146,42 @@ def test_killed_at_random_moments_it_ends_bit_for_bit_the_same(finished, environ
         assert (workdir / "trajectories" / file.name).read_bytes() == file.read_bytes(), file.name
 
 
+def test_the_same_run_through_a_server_trains_the_same(finished, environment, tmp_path):
+    """Seed for seed: the same tokens, and so the same policy up to rounding."""
+    policy = ROOT / "carr_jax" / "assets" / "sft_tiny"
+    shape = ["--slots=12", f"--max-length={ROW}", "--deterministic"]
+    server = subprocess.Popen(
+        [sys.executable, "tests/rollout/standin.py", f"--policy={policy}", *shape],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        address = server.stdout.readline().split()[-1]
+        workdir = tmp_path / "http"
+        options = ["--config.rollout.engine=sglang", f"--config.rollout.servers=('{address}',)"]
+        options += ["--config.rollout.health_s=60", f"--config.rollout.weights_folder={tmp_path / 'weights'}"]
+        done = subprocess.run(
+            [*command(workdir), *options], cwd=ROOT, env=environment, capture_output=True, text=True
+        )
+    finally:
+        server.kill()
+        server.wait()
+    assert done.returncode == 0, done.stdout + done.stderr
+    for file in sorted((finished / "trajectories").iterdir()):
+        there = list(read_trajectories(workdir / "trajectories" / file.name))
+        for a, b in zip(read_trajectories(file), there, strict=True):
+            assert [t.ids.tolist() for t in a.trajectories] == [t.ids.tolist() for t in b.trajectories]
+            assert [t.versions.tolist() for t in a.trajectories] == [
+                t.versions.tolist() for t in b.trajectories
+            ]
+    rows = MetricsLog.read(workdir / "metrics.jsonl")
+    assert all((row["learn/logprob_diff"] or 0) < 1e-5 for row in rows)
+    one, other = (read_policy(folder / "policy").params for folder in (finished, workdir))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), one, other)
+
+
 def wait_for_step(process, workdir, more_steps, pause):
     """Until the run has logged `more_steps` more steps than at its start, then `pause` seconds.
 

@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import random
 import sys
 import time
 from pathlib import Path
@@ -45,8 +46,13 @@ class Faults:
     load_then_refuse: bool = False  # as SGLang does when it cannot flush its cache
     wrong_weights: bool = False  # an update changes the name only
     hang_all: bool = False  # no call whatsoever is answered
+    share_hanging: float = 0.0  # of all /generate calls
+    share_failing: float = 0.0
 
     def take(self, name: str) -> bool:
+        share = {"hang": self.share_hanging, "fail": self.share_failing}.get(name, 0.0)
+        if random.random() < share:
+            return True
         left = getattr(self, name)
         setattr(self, name, max(left - 1, 0))
         return left > 0
@@ -298,10 +304,15 @@ class StandIn:
 
 async def serve(arguments):
     policy = Path(arguments.policy)
-    longest = from_hf_config(policy).max_position
+    longest = arguments.max_length or from_hf_config(policy).max_position
     server = StandIn(
-        policy, arguments.port, deterministic=arguments.deterministic, max_length=longest, slots=64
+        policy,
+        arguments.port,
+        deterministic=arguments.deterministic,
+        max_length=longest,
+        slots=arguments.slots,
     )
+    server.faults.share_hanging, server.faults.share_failing = arguments.hang, arguments.fail
     server.shape |= {"prefill_rows": 1, "prefill_chunk": 128, "decode_steps": 16, "window": 256}
     PacedEngine.pace_s = 0.0
     async with server:
@@ -314,5 +325,9 @@ if __name__ == "__main__":
     parser.add_argument("--policy", required=True)
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--deterministic", action="store_true")
+    parser.add_argument("--slots", type=int, default=64)
+    parser.add_argument("--max-length", type=int, default=0, help="tokens; 0 = what the model allows")
+    parser.add_argument("--hang", type=float, default=0.0, help="share of /generate calls without an answer")
+    parser.add_argument("--fail", type=float, default=0.0, help="share of /generate calls with status 500")
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(serve(parser.parse_args()))
