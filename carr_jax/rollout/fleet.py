@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 
 _PROMPT = 24  # tokens of the known prompt
 _TOLERANCE = 1e-3  # between servers, in its log-probs
+_OTHERS = "other log-probs of the known prompt than the first server"
 
 
 @dataclass(frozen=True)
@@ -191,7 +192,7 @@ class Fleet:
             await member.server.pause("abort", self._options.update_s)  # nobody waits for what it still does
             await self._load(member, self.weights, self._name)
         await member.server.resume()
-        await self._ask(member, self._name, self._reference)
+        await self._prove(member)
         member.failures, member.alive = 0, True
         self._counters["returns"] += 1
         log.warning("%s is back", member.server)
@@ -251,26 +252,33 @@ class Fleet:
 
     async def _probe(self, name: str) -> np.ndarray:
         """Log-probs of the known prompt that all living servers agree on.  Raises WeightUpdateError."""
-        reference: list[np.ndarray] = []  # that of the first server to answer
+        found: dict[Member, np.ndarray] = {}
 
         async def ask(member: Member) -> None:
-            reference.append(await self._ask(member, name, reference[0] if reference else None))
+            found[member] = await self._ask(member, name)
 
         if refused := await self._each(ask):
             raise WeightUpdateError("; ".join(map(str, refused)))
-        if not reference:
+        if not found:
             raise WeightUpdateError("no server is left")
-        return reference[0]
+        reference = next(iter(found.values()))
+        if off := [
+            f"{m.server}: {_OTHERS}" for m, logprobs in found.items() if not _agree(logprobs, reference)
+        ]:
+            raise WeightUpdateError("; ".join(off))
+        return reference
 
-    async def _ask(self, member: Member, name: str, reference: np.ndarray | None) -> np.ndarray:
-        """A server's log-probs of the known prompt.  Raises ServerRefused when they are not as they must be."""
+    async def _prove(self, member: Member) -> None:
+        """Raises EngineError when a server does not sample with the current weights."""
+        if not _agree(await self._ask(member, self._name), self._reference):
+            raise ServerRefused(f"{member.server}: {_OTHERS}")
+
+    async def _ask(self, member: Member, name: str) -> np.ndarray:
+        """A server's log-probs of the known prompt.  Raises EngineError."""
         logprobs, reply = await member.server.prompt_logprobs(self._prompt, self._options.request_s)
         member.exact = reply.exact
         if reply.versions != (name,) * len(reply.versions):
             raise ServerRefused(f"{member.server}: sampled with the weights {reply.versions}, not {name!r}")
-        away = np.abs(logprobs - (logprobs if reference is None else reference)).max()
-        if not away <= _TOLERANCE:  # NaN neither
-            raise ServerRefused(f"{member.server}: log-probs of the known prompt are off by {away:.2g}")
         return logprobs
 
     async def _roll_back(self) -> None:
@@ -285,7 +293,7 @@ class Fleet:
         await self._each(lambda m: m.server.resume())
         for member in self.alive:  # also those that refused to go back: perhaps they never left
             try:
-                await self._ask(member, self._name, self._reference)
+                await self._prove(member)
             except EngineError as error:
                 self.eject(member, error)
 
@@ -299,3 +307,7 @@ class Fleet:
             elif isinstance(result, BaseException) and not isinstance(result, EngineError):
                 raise result
         return [result for result in results if isinstance(result, ServerRefused)]
+
+
+def _agree(a: np.ndarray, b: np.ndarray) -> bool:
+    return bool(np.abs(a - b).max() <= _TOLERANCE)  # NaN does not

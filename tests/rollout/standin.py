@@ -102,7 +102,7 @@ class StandIn:
         self.seeds = itertools.count(1_000_000)
         application = web.Application(middlewares=[self.hang_up])
         application.add_routes(self.routes())
-        self.runner = web.AppRunner(application, shutdown_timeout=0)
+        self.runner = web.AppRunner(application, shutdown_timeout=0.01)
         await self.runner.setup()
         site = web.TCPSite(self.runner, "127.0.0.1", self.port, reuse_address=True)
         await site.start()
@@ -171,8 +171,9 @@ class StandIn:
         except EngineError as error:
             return self.bad(str(error))
         finally:
-            self.in_flight.pop(body["rid"], None)
-            await self.engine.release(body["rid"])
+            self.in_flight.pop(
+                body["rid"], None
+            )  # not released: its cache stays for later turns of the session
         return self.reply(answer)
 
     def reply(self, answer):
