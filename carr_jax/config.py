@@ -137,6 +137,18 @@ def rl() -> ConfigDict:
         prefill_rows=1,  # sequences of one prefill call
         prefill_chunk=128,  # tokens per sequence of one prefill call
     )
+    config["serve"] = dict(  # one server, as launch/serve_sglang.py starts it
+        python="",  # interpreter of SGLang's environment; "" = .venv-sglang/bin/python
+        host="127.0.0.1",  # address that it listens on; it has no password, so never a public one
+        port=30000,
+        tensor=1,  # GPUs that share each layer
+        expert=1,  # GPUs that share the experts of a MoE
+        memory_fraction=0.85,  # of a GPU's memory, for weights and cache
+        max_running=0,  # most requests decoded together; 0 = SGLang decides
+        deterministic=False,  # draws depend on seed and position alone; slower
+        ready_s=1800.0,  # seconds that it may take to begin
+        extra=(),  # further options of SGLang, such as ("--quantization=fp8",)
+    )
     config["learn"].update(
         eps_low=0.2,  # clip of the importance ratio below 1
         eps_high=0.28,  # and above
@@ -200,18 +212,18 @@ _POSITIVE = (
     "rollout.prompts rollout.slots rollout.prefill_rows rollout.prefill_chunk rollout.temperature "
     "rollout.mismatch_alarm rollout.request_s rollout.token_s rollout.health_s learn.lr learn.clip_norm "
     "learn.row_length learn.logprob_chunk learn.icepop_low learn.tis_cap checkpoint.every checkpoint.keep "
-    "train.trajectories_every "
+    "train.trajectories_every serve.port serve.tensor serve.expert serve.ready_s "
     "sft.epochs sft.batch sft.pretrain_pages sft.worlds"
 ).split()
 _SHARES = (
-    "world.obfuscate world.shortcut reward.alpha learn.eps_low learn.b1 learn.b2 sft.wander "
-    "sft.min_outcome sft.min_rubric"
+    "serve.memory_fraction world.obfuscate world.shortcut reward.alpha learn.eps_low learn.b1 learn.b2 "
+    "sft.wander sft.min_outcome sft.min_rubric"
 ).split()
 _AXES = "mesh.data mesh.fsdp mesh.expert mesh.context mesh.tensor".split()
 _NOT_NEGATIVE = (
     "world.distractors world.look_alikes data.train_questions data.held_out_questions learn.weight_decay "
     "learn.rows learn.warmup_steps learn.eps_high train.steps sft.pretrain_steps "
-    "agent.deadline_s rollout.staleness rollout.refill rollout.in_flight"
+    "agent.deadline_s serve.max_running rollout.staleness rollout.refill rollout.in_flight"
 ).split()
 
 
