@@ -1,6 +1,7 @@
 # make demo    train the tiny search agent with C-GRPO (about 12 minutes on two cores)
 # make test    run the test suite               make lint    ruff
 # make venv    only make the environment        make clean   remove it and the demo run
+# make test-sglang  the engine's contract against a real SGLang server on this CPU (installs 3 GB, once)
 # make plans   compile the large training steps for TPUs that are not there, and write docs/plans.md
 
 PYTHON ?= python3
@@ -9,7 +10,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 RUN ?= runs/tiny
 
-.PHONY: venv demo test test-slow lint sft plans clean
+.PHONY: venv venv-sglang demo test test-slow test-sglang lint sft plans clean
 
 venv: $(STAMP)
 
@@ -27,6 +28,22 @@ test: $(STAMP) lint
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow
+
+# SGLang for a CPU, in its own environment: see constraints-sglang.txt.
+SGLANG ?= .venv-sglang
+SGLANG_STAMP := $(SGLANG)/.installed
+SGLANG_PYTHON ?= python3.11
+
+venv-sglang: $(SGLANG_STAMP)
+
+$(SGLANG_STAMP): constraints-sglang.txt
+	@test -x $(SGLANG)/bin/python || $(SGLANG_PYTHON) -m venv $(SGLANG)
+	$(SGLANG)/bin/python -m pip install --quiet --disable-pip-version-check -r constraints-sglang.txt
+	$(SGLANG)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps sglang==0.5.23 torchvision==0.28.0
+	@touch $(SGLANG_STAMP)
+
+test-sglang: $(STAMP) $(SGLANG_STAMP)
+	$(BIN)/python tests/rollout/real_sglang.py $(SGLANG)/bin/python
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -267,21 +267,6 @@ def test_no_decoded_token_is_lost_by_updates(play, folders, in_flight):
     assert counters["resumed_turns"] == (24 if in_flight == "resume" else 0)
 
 
-def test_with_seeds_the_modes_give_the_same_tokens_as_no_update_at_all(play, folders):
-    """An update to the same weights: neither re-prefilling nor resuming may show in what is sampled."""
-
-    async def scenario(pool, servers):
-        turns = begin(pool, 4)
-        await in_the_middle(servers, 4)
-        await pool.update_weights(folders / "dense", 1)
-        updated = await asyncio.gather(*turns)
-        return [turn.ids for turn in updated], [turn.ids for turn in await asyncio.gather(*begin(pool, 4))]
-
-    for in_flight in ("keep", "resume"):
-        updated, undisturbed = play(scenario, in_flight=in_flight)
-        assert updated == undisturbed
-
-
 @pytest.mark.parametrize("fault", ["refuse_update", "load_then_refuse", "wrong_weights"])
 @pytest.mark.parametrize("in_flight", ["keep", "resume"])
 def test_weights_change_on_all_servers_or_on_none(play, folders, fault, in_flight):
