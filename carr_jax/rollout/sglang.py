@@ -40,6 +40,7 @@ class Capabilities:
     weight_version: str
     context: int
     seeds: bool  # draws depend on `sampling_seed` and the position alone
+    moe: bool  # serves a mixture of experts
     routes: bool  # says which experts each token took
     updates: bool  # takes new weights while it runs
 
@@ -48,7 +49,8 @@ class Capabilities:
         lacks = {
             "no weight updates: it can only be used with a policy that does not change": not self.updates,
             "no seeds (--enable-deterministic-inference): sampling cannot be repeated": not self.seeds,
-            "no routed experts (--enable-return-routed-experts): no routing replay": not self.routes,
+            "no routed experts (--enable-return-routed-experts): no routing replay": self.moe
+            and not self.routes,
         }
         return [text for text, lacking in lacks.items() if lacking]
 
@@ -84,15 +86,17 @@ class SGLangServer:
     async def capabilities(self) -> Capabilities:
         """Ask the server what it can do."""
         info = await self._first_of("/server_info", "/get_server_info")
+        model = await self._model_info(_SHORT_S)
         status = await self._status("/update_weights_from_disk")  # GET: 405 where there is a POST of that name
         context = info.get("max_req_input_len") or (info.get("context_length") or 0) - _RESERVED
         if context <= 0:
             raise ServerBadReply(f"{self}: does not say its context length")
         return Capabilities(
             version=str(info.get("version", "unknown")),
-            weight_version=await self.weight_version(),
+            weight_version=str(model.get("weight_version")),
             context=int(context),
             seeds=bool(info.get("enable_deterministic_inference")),
+            moe=any("Moe" in name for name in model.get("architectures") or ()),
             routes=bool(info.get("enable_return_routed_experts")),
             updates=status != 404,
         )
@@ -102,8 +106,7 @@ class SGLangServer:
 
         (/health waits for a token: behind a long prefill, and in vain in a paused server, SG-02.)
         """
-        info = await self._first_of("/model_info", "/get_model_info", limit_s=limit_s)
-        return str(info.get("weight_version"))
+        return str((await self._model_info(limit_s)).get("weight_version"))
 
     async def health_generate(self, limit_s: float) -> None:
         """Returns when the server has computed something since it was asked; raises when it did not in time."""
@@ -164,6 +167,9 @@ class SGLangServer:
             raise ServerRefused(f"{self}: {answer.get('message', 'the update did not succeed')}")
 
     # ---------------------------------------------------------------------------------------------------- HTTP
+
+    async def _model_info(self, limit_s: float) -> dict[str, Any]:
+        return await self._first_of("/model_info", "/get_model_info", limit_s=limit_s)
 
     async def _first_of(self, *paths: str, limit_s: float = _SHORT_S) -> dict[str, Any]:
         """The answer at the first of several names of the same thing that the server knows."""

@@ -38,7 +38,7 @@ def check(workdir: Path):
     assert not list((workdir / "begun").glob("*.tmp"))
 
 
-def test_killed_and_resumed_it_ends_with_every_finished_trajectory_in_use(whole, environment, tmp_path):  # noqa: F811
+def test_killed_and_resumed_it_ends_with_every_finished_trajectory_in_use(environment, tmp_path):  # noqa: F811
     workdir = tmp_path / "killed"
     process = subprocess.Popen(
         [*command(workdir, STEPS), *OPTIONS],

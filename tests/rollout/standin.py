@@ -135,7 +135,9 @@ class StandIn:
 
     async def model_info(self, request):
         known = {"model_path": str(self.folder), "is_generation": True, "model_type": "qwen3"}
-        return web.json_response(known | {"weight_version": self.names[-1]})
+        architectures = ["Qwen3MoeForCausalLM" if self.config.is_moe else "Qwen3ForCausalLM"]
+        changing = {"weight_version": self.names[-1], "architectures": architectures}
+        return web.json_response(known | changing)
 
     async def server_info(self, request):
         return web.json_response(

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import dataclasses
 import json
 import math
 
@@ -152,7 +153,8 @@ def test_capabilities_say_what_a_run_has_to_do_without(folders):
     full = talk(folders / "moe", scenario)
     assert (full.context, full.weight_version) == (96, "default") and not full.shortcomings()
     poor = talk(folders / "dense", scenario, deterministic=False, updates=False)
-    assert not (poor.seeds or poor.routes or poor.updates) and len(poor.shortcomings()) == 3
+    assert not (poor.seeds or poor.routes or poor.updates) and len(poor.shortcomings()) == 2
+    assert len(dataclasses.replace(poor, moe=True).shortcomings()) == 3
 
 
 def test_errors_have_types_and_say_which_server(folders):
