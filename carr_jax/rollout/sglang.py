@@ -46,11 +46,11 @@ class Capabilities:
 
     def shortcomings(self) -> list[str]:
         """What a run has to do without, one line each."""
+        no_routes = self.moe and not self.routes
         lacks = {
             "no weight updates: it can only be used with a policy that does not change": not self.updates,
             "no seeds (--enable-deterministic-inference): sampling cannot be repeated": not self.seeds,
-            "no routed experts (--enable-return-routed-experts): no routing replay": self.moe
-            and not self.routes,
+            "no routed experts (--enable-return-routed-experts): no routing replay": no_routes,
         }
         return [text for text, lacking in lacks.items() if lacking]
 
