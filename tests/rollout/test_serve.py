@@ -66,7 +66,7 @@ def test_everything_that_is_missing_is_said_at_once(tmp_path):
 
 
 def test_a_server_that_dies_or_is_never_ready_is_a_clear_error():
-    says = [sys.executable, "-c", "print('a line'); raise SystemExit('CUDA out of memory')"]
+    says = [sys.executable, "-c", "print('a line', flush=True); raise SystemExit('CUDA out of memory')"]
     with pytest.raises(InputError, match="status 1; its last lines:\na line\nCUDA out of memory"):
         asyncio.run(run_server(says, "http://127.0.0.1:9", 60.0))
     sleeps = [sys.executable, "-c", "import time; time.sleep(600)"]
