@@ -76,7 +76,7 @@ class World:
 
     servers: int = 8
     slots: int = 64  # of all servers
-    in_flight: int = 128  # episodes: twice the slots, because each waits for tools a part of its time
+    in_flight: int = 192  # episodes: three times the slots, because each waits for tools a part of its time
     decode_s: float = 0.02  # of one token in one slot
     prefill: float = 20_000.0  # tokens a second
     train_s: float = 60.0
@@ -352,7 +352,7 @@ def main() -> None:
     p.add_argument("--json", type=Path)
     args = p.parse_args()
     logging.disable()
-    world, rows = dataclasses.replace(World(), slots=args.slots, in_flight=2 * args.slots), []
+    world, rows = dataclasses.replace(World(), slots=args.slots, in_flight=3 * args.slots), []
     print("| staleness | s / step | bound | of bound | busy | speed-up | prefilled / new | oldest |")
     print("|" + " --- |" * 8)
     with tempfile.TemporaryDirectory() as folder:
