@@ -17,13 +17,13 @@ from carr_jax.learner import Learner
 from carr_jax.observe.begun import read_begun
 from carr_jax.policy import Policy, write_policy
 from carr_jax.records import Question, Score, Trajectory
-from carr_jax.rewards.carr import group_rewards, score_group
+from carr_jax.rewards.carr import score_group
 from carr_jax.rewards.judge import ExactJudge
 from carr_jax.rollout.embedded import EmbeddedEngine
 from carr_jax.rollout.engine import Engine
 from carr_jax.rollout.fleet import PoolOptions
 from carr_jax.rollout.pool import SGLangPool
-from carr_jax.rollout.scheduler import Rollouts, Scheduler, Scored, Scorer, Stream, episode_seed
+from carr_jax.rollout.scheduler import Rollouts, Scheduler, Scorer, Stream, episode_seed
 from carr_jax.rollout.staleness import StalenessGate
 from carr_jax.rollout.weight_sync import WeightSync
 from carr_jax.run import RunFolder
@@ -148,7 +148,6 @@ def make_scheduler(config: ConfigDict, task: Task, actor: Actor, learner: Learne
         StalenessGate(rollout.prompts, rollout.staleness, config.train.steps, done),
         position,
         begun=read_begun(run.begun(done)) if learner.extra.get("begun") else (),
-        worth=lambda scored: teaches(config, scored),
         refill=rollout.refill,
         in_flight=rollout.in_flight,
     )
@@ -165,9 +164,3 @@ def training_stream(config: ConfigDict, task: Task) -> Stream:
         return episode_seed(config.seed, TRAINING, *divmod(position, prompts), sample)
 
     return Stream(question, seed, config.rollout.group_size)
-
-
-def teaches(config: ConfigDict, scored: Scored) -> bool:
-    """Whether the rewards of a group differ: otherwise all advantages are 0 (dynamic sampling)."""
-    rewards = group_rewards(config.reward.mix, scored.trajectories, scored.scores, config.reward.alpha)
-    return len({float(r) for r in rewards if r == r}) > 1

@@ -128,8 +128,8 @@ def rl() -> ConfigDict:
         servers=(),  # addresses of SGLang servers, such as ("http://10.0.0.5:30000",); launch/serve_sglang.py
         weights_folder="",  # where servers read new weights: RAM disk, shared folder; "" = in the run folder
         push="",  # command that brings {folder} to other hosts, such as "rsync -a {folder} host:/dev/shm/p/"
-        on_update="resume",  # turns in flight when weights change: resume (sample the rest from the prefix so
-        # far), or keep (the server goes on by itself); neither loses a token
+        on_update="keep",  # turns in flight when weights change: keep (the server goes on by itself, if it can
+        # name the weights of every token), or resume (sample the rest from the prefix so far)
         request_s=60.0,  # seconds that a server may take for a turn, and
         token_s=0.25,  # for each token that the turn may have; then it is asked again, or another server
         health_s=5.0,  # seconds between two looks at a server

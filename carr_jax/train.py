@@ -32,6 +32,7 @@ from carr_jax.observe.viewer import read_trajectories, trajectory_to_text, write
 from carr_jax.policy import Policy, load_policy, write_policy
 from carr_jax.records import Begun, Group, InputError, Sampling, TrainBatch, Trajectory
 from carr_jax.rewards.carr import group_rewards
+from carr_jax.rollout.engine import EngineError
 from carr_jax.rollout.scheduler import Scored, run_groups
 from carr_jax.run import RunFolder
 from carr_jax.sanity import warning
@@ -52,7 +53,10 @@ def train(config: ConfigDict, workdir: Path) -> None:
 
     # ---------------------------------------------------------------------- act and learn
     if is_first():
-        asyncio.run(take_steps(config, console, run, task, policy, learner))
+        try:
+            asyncio.run(take_steps(config, console, run, task, policy, learner))
+        except EngineError as error:  # of one episode it is an end; here no server can be used at all
+            raise InputError(f"{error}; the same command resumes from the last checkpoint") from error
     else:
         follow(config, run, policy, learner)
 
@@ -89,6 +93,9 @@ async def take_steps(
                 await evaluate(0, config, task, actor, evaluations)
                 actor.forget(learner.params, 0)
             scheduler = make_scheduler(config, task, actor, learner, run)
+            scheduler.worth = lambda scored: make_group(
+                config, scored
+            ).advantages.any()  # else nothing to learn
             for step in range(learner.done, config.train.steps):
                 clock = Clock()
                 scheduler.on_episode = Counter(view, trajectories)

@@ -18,6 +18,7 @@ os.environ.setdefault("SGLANG_CPU_OMP_THREADS_BIND", "0")  # one core: more are 
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # compiling takes longer than all that is computed here
 
 import torch
+from torch import library
 
 
 class Kernels(types.ModuleType):
@@ -35,18 +36,15 @@ class Kernels(types.ModuleType):
         return missing
 
 
-@torch.library.custom_op("sgl_kernel::murmur_hash32_cpu", mutates_args=())
+@library.custom_op("sgl_kernel::murmur_hash32_cpu", mutates_args=())
 def hash32(seed: torch.Tensor, positions: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
     """A hash below 2^32 of each (seed, position, column), int64 [N, V]: what draws by seed are made of.
 
     Other numbers than SGLang's kernel gives on a GPU.
     """
     h = seed.to(torch.int64)[:, None] * 0x1E3779B97F4A7C15 + positions.to(torch.int64)[:, None]
-    for step in (
-        columns.to(torch.int64)[None],
-        0,
-        0,
-    ):  # the product wraps around; the shift must not keep the sign
+    # The product wraps around; the shift must not keep the sign.
+    for step in (columns.to(torch.int64)[None], 0, 0):
         h = (h ^ ((h >> 30) & 0x3FFFFFFFF)) * 0x3F58476D1CE4E5B9 + step
     return (h >> 32) & 0xFFFFFFFF
 
