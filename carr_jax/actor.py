@@ -58,6 +58,10 @@ class Actor:
         if self.sync is None:
             self.engine.set_params(params, version)
 
+    def server_metrics(self) -> dict[str, int]:
+        """The `rollout/*` values of what the servers went through since the last call; none without servers."""
+        return {} if self.sync is None else {f"rollout/{name}": n for name, n in self.engine.news().items()}
+
     async def meanwhile(self, work: Callable[..., T], *arguments: Any) -> T:
         """`work(*arguments)`, while episodes go on as far as their engine is elsewhere."""
         if self.sync is None:

@@ -10,7 +10,7 @@ import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from carr_jax.learning.batch import Example, pack, packing
+from carr_jax.learning.batch import Example, pack, packing, replayed
 from carr_jax.learning.checkpoint import Checkpoints
 from carr_jax.learning.compare import make_comparison
 from carr_jax.learning.layout import model_cost
@@ -68,6 +68,7 @@ class Learner:
         values = jax.device_get(jax.block_until_ready(metrics))
         row = {k: float(v) for k, v in values.items()}
         row |= {f"learn/{k}": v for k, v in packing(batch, *self._layout)._asdict().items()}
+        row |= {} if batch.routes is None else {"learn/replayed": replayed(batch)}
         if row["learn/tokens"]:
             return row
         return {k: v if k in _WITHOUT_TOKENS else None for k, v in row.items()}

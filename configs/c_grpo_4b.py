@@ -1,13 +1,16 @@
 """C-GRPO of Qwen3-4B-Thinking-2507: the recipe of CaRR at its real size.
 
     python launch/plan.py --config=configs/c_grpo_4b.py --topology=v6e:4x4
-    python launch/train.py --config=configs/c_grpo_4b.py --config.model.policy=DIR --config.data.path=DIR
+    python launch/serve_sglang.py --config=configs/c_grpo_4b.py --policy=DIR
+    python launch/train.py --config=configs/c_grpo_4b.py --config.model.policy=DIR --config.data.path=DIR \\
+        "--config.rollout.servers=('http://ADDRESS:30000',)"
 
 `model.policy` is the policy to start from: a Hugging Face folder, or what `configs/sft_4b.py` wrote.
-`data.path` holds questions with rubrics and the page corpus.
+`data.path` holds questions with rubrics and the page corpus.  SGLang servers, one or many, sample the
+trajectories; launch/slurm.sh starts them beside the training.
 
-Hardware: any number of TPU chips or GPUs that eight divides; docs/plans.md has the memory of each.  The
-smallest slice that fits is v6e:2x2, with --config.mesh.context=4 --config.model.remat=full.
+Hardware of the training: any number of TPU chips or GPUs that eight divides; docs/plans.md has the memory of
+each.  The smallest slice that fits is v6e:2x2, with --config.mesh.context=4 --config.model.remat=full.
 """
 
 from carr_jax import config as defaults
@@ -19,6 +22,7 @@ def get_config():
     config.model.hf_config = "configs/architectures/qwen3_4b.json"  # for plans; training reads the policy's own
     config.agent.context = 64_000
     config.learn.row_length = 65_536  # a multiple of the kernels' blocks
+    config.rollout.engine = "sglang"
     return config
 
 

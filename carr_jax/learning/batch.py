@@ -138,6 +138,17 @@ def packing(batch: TrainBatch, shards: int = 1, cost: Cost = ATTENTION_ALONE) ->
     return measure(lengths, batch.segments.shape[2], shards, cost)
 
 
+def replayed(batch: TrainBatch) -> float:
+    """Share of the predictions of a batch with routes that run through the experts the engine chose, in [0, 1].
+
+    The last token of a sequence predicts nothing.
+    """
+    after = np.pad(batch.segments[..., 1:], ((0, 0), (0, 0), (0, 1)))
+    predicts = (batch.segments > 0) & (batch.segments == after)
+    known = (batch.routes >= 0).all(axis=-1) & predicts
+    return float(known.sum() / max(predicts.sum(), 1))
+
+
 def _check(e: Example, row_length: int) -> None:
     n = e.ids.size
     if n > row_length:

@@ -47,10 +47,13 @@ def _options() -> _Parser:
     return parser
 
 
+# Where the data lies and who samples does not matter to the shape of a step.
+_WITHOUT_SHAPE = ("config.data.", "config.rollout.engine=sglang needs")
+
+
 def _plan(topology: Topology, rest: list[str], as_json: bool) -> int:
     config, _ = command.parse(rest)
-    # Where the data lies does not matter to the shape of a step.
-    if wrong := [p for p in problems(config) if not p.startswith("config.data.")]:
+    if wrong := [p for p in problems(config) if not p.startswith(_WITHOUT_SHAPE)]:
         raise InputError("cannot plan: " + "; ".join(wrong))
     prepare(topology)  # before the first import of jax
     from carr_jax.planning.plan import make_plan, to_json

@@ -51,6 +51,7 @@ class SGLangPool:
         self._urls, self._weights, self._options = tuple(urls), Weights(folder, version), options
         self._model = from_hf_config(folder)
         self.counters = Counter(dict.fromkeys(COUNTERS, 0))
+        self._told = Counter(self.counters)
         self._turns: dict[str, Turn] = {}
         self._homes: dict[str, Member] = {}
         self._rows: dict[str, int] = {}  # of routes that a session was given
@@ -80,6 +81,12 @@ class SGLangPool:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._http.close()
+
+    def news(self) -> dict[str, int]:
+        """What `counters` gained since the last call."""
+        gained = {name: self.counters[name] - self._told[name] for name in COUNTERS}
+        self._told = Counter(self.counters)
+        return gained
 
     # ------------------------------------------------------------------------------- the Engine protocol
 

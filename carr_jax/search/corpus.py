@@ -8,12 +8,12 @@ shifts an offset.
 
 from __future__ import annotations
 
-import bisect
+import functools
 import math
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from urllib.parse import unquote, urlsplit
 import tantivy
 
 from carr_jax.records import Page, Seen, ToolCall, ToolResult
+from carr_jax.search.snippets import best_stretch
 
 EMPTY_QUERY = "No query was given. Please give a non-empty search query."
 NO_RESULTS = "No results found."
@@ -33,7 +34,7 @@ _TITLE_WEIGHT = 2.0
 _LOOSE_APART = 200
 _QUERY_TERMS = 64  # a query is a handful of words; this only bounds what a babbling policy can cost
 _WRITER_BYTES = 256_000_000  # large enough that usual corpora become a single segment
-_SENTENCE_START = re.compile(r"(?<=[.!?])\s+(?=\S)")
+_CACHED_WORDS = 1 << 17  # whose index terms are remembered
 _WORD = re.compile(r"[a-z0-9]+")
 
 
@@ -119,6 +120,7 @@ class Corpus:
         self._schema = _schema()
         self._index = _build(self.pages, self._schema, self._analyzer, directory)
         self._searcher = self._index.searcher()
+        self._word_terms = functools.lru_cache(_CACHED_WORDS)(self.terms)
 
     def lookup(self, url: str) -> Page | None:
         """The page at `url`, whatever its percent-encoding, scheme or fragment; None when there is none."""
@@ -147,8 +149,7 @@ class Corpus:
         """
         weights = weights | {term: 0.1 * weights[term] for term in self.terms(page.title) if term in weights}
         text = " ".join(page.text.split())  # one line, so that a page cannot forge another result
-        windows = _windows(text, self.snippet_chars)
-        return max(windows, key=lambda w: sum(weights.get(t, 0.0) for t in self.terms(w)), default="")
+        return best_stretch(text, self.snippet_chars, weights, self._word_terms)
 
     def session(self) -> Session:
         """A fresh browser for one episode."""
@@ -288,31 +289,6 @@ def _as_int(value: Any) -> int | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return int(value) if math.isfinite(value) and value == int(value) else None
-
-
-def _windows(text: str, size: int) -> Iterator[str]:
-    """Stretches of `text` of at most `size` characters that start at a sentence, or inside one that is longer.
-
-    A stretch ends with its last whole sentence; inside a longer one at a word's end, a quarter apart each.
-    """
-    bounds = [0, *(m.end() for m in _SENTENCE_START.finditer(text)), len(text)]
-    for k, start in enumerate(bounds[:-1]):
-        last = bisect.bisect_right(bounds, start + size) - 1
-        if last > k:
-            yield text[start : bounds[last]].strip()
-            continue
-        free = start
-        for word in re.finditer(r"\S+", text[start : bounds[k + 1]]):
-            if start + word.start() >= free:
-                free = start + word.start() + max(1, size // 4)
-                yield _cut(text[start + word.start() : bounds[k + 1]], size)
-
-
-def _cut(text: str, size: int) -> str:
-    """`text` cut to `size` characters, at a word's end where there is one."""
-    if len(text) <= size:
-        return text.strip()
-    return (text[: size + 1].rpartition(" ")[0] or text[:size]).strip()
 
 
 def _unique_by_url(pages: Sequence[Page]) -> dict[str, Page]:

@@ -1,13 +1,17 @@
-"""The conformance suite against the real SGLang on this machine's CPU: `make test-sglang`.
+"""Against the real SGLang on this machine's CPU, dense and a mixture of experts: `make test-sglang`.
 
-A small random Qwen3, dense and then a mixture of experts, is written by our exporter, served by SGLang in its
-own environment, and put through test_conformance.py.  About three minutes, after an install of as many.
+First a small random Qwen3 is written by our exporter, served by SGLang in its own environment, and put through
+test_conformance.py.  Then a policy that knows the task is trained with C-GRPO for five steps, sampled by the
+server and with its weights renewed after each.  About ten minutes, after an install of three.
 """
 
 import asyncio
 import sys
 import tempfile
+from contextlib import asynccontextmanager
 from pathlib import Path
+
+import numpy as np
 
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "models")]
@@ -15,10 +19,13 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "models")]
 from ml_collections import ConfigDict
 from processes import free_port
 from tiny_models import params_of
+from upcycled import upcycled
 
 from carr_jax.agent.tokenizer import train_bpe
 from carr_jax.models.config import ModelConfig
-from carr_jax.policy import Policy, write_policy
+from carr_jax.observe.metrics import MetricsLog
+from carr_jax.observe.viewer import read_trajectories
+from carr_jax.policy import Policy, read_policy, write_policy
 from carr_jax.rollout.serve import missing_to_serve, run_server, server_command
 from carr_jax.rollout.sglang import SGLangServer, open_http
 
@@ -38,30 +45,34 @@ MODELS = {
 }
 
 
-def config(python):
+STEPS, CONTEXT = 5, 1152
+MISMATCH = 1e-4  # mean |log-prob difference| of server and trainer in float32
+
+
+def config(python, context):
     serve = dict(python=python, host="127.0.0.1", port=free_port(), max_running=0, deterministic=True)
     serve["extra"] = ("--log-level=warning",)
-    return ConfigDict(dict(seed=0, model=dict(dtype="float32"), agent=dict(context=1000), serve=serve))
+    return ConfigDict(dict(seed=0, model=dict(dtype="float32"), agent=dict(context=context), serve=serve))
 
 
-async def passes(policy, settings):
-    """Whether the suite passes against a server of `policy`."""
+@asynccontextmanager
+async def serving(policy, settings):
+    """The address of a server of `policy`, as long as it is needed."""
+    if missing := missing_to_serve(settings, policy):
+        sys.exit("cannot start: " + "; ".join(missing))
     url = f"http://127.0.0.1:{settings.serve.port}"
     command = server_command(settings, policy, ROOT / "launch" / "sglang_cpu.py")
-    serving = asyncio.create_task(run_server(command, url, 600.0))
+    server = asyncio.create_task(run_server(command, url, 600.0))
     try:
         async with open_http() as http:
-            while not serving.done() and await _silent(SGLangServer(url, http)):
+            while not server.done() and await _silent(SGLangServer(url, http)):
                 await asyncio.sleep(1.0)
-        if serving.done():
-            serving.result()
-        suite = ["-m", "pytest", "-rs", "tests/rollout/test_conformance.py"]
-        suite += [f"--sglang-url={url}", f"--sglang-policy={policy}"]
-        tests = await asyncio.create_subprocess_exec(sys.executable, *suite, cwd=ROOT)
-        return await tests.wait() == 0
+        if server.done():
+            server.result()
+        yield url
     finally:
-        serving.cancel()
-        await asyncio.gather(serving, return_exceptions=True)
+        server.cancel()
+        await asyncio.gather(server, return_exceptions=True)
 
 
 async def _silent(server):
@@ -72,17 +83,60 @@ async def _silent(server):
     return False
 
 
+async def run(*arguments):
+    process = await asyncio.create_subprocess_exec(sys.executable, *map(str, arguments), cwd=ROOT)
+    if await process.wait():
+        sys.exit(f"failed: {' '.join(map(str, arguments))}")
+
+
+async def conform(policy, settings):
+    """The suite that stand-in and embedded engine pass, too."""
+    async with serving(policy, settings) as url:
+        suite = ["-m", "pytest", "-rs", "tests/rollout/test_conformance.py"]
+        await run(*suite, f"--sglang-url={url}", f"--sglang-policy={policy}")
+
+
+async def train(policy, settings, workdir):
+    """C-GRPO as a person starts it."""
+    async with serving(policy, settings) as url:
+        options = [f"--workdir={workdir}", f"--config.model.policy={policy}", f"--config.train.steps={STEPS}"]
+        options += ["--config.rollout.engine=sglang", f"--config.rollout.servers=('{url}',)"]
+        options += ["--config.rollout.prompts=4", "--config.data.held_out_questions=0"]
+        await run("launch/train.py", "--config=configs/c_grpo_tiny.py", *options)
+
+
+def check(workdir):
+    """Something was learned, from tokens of known weights that engine and trainer agree on; what was seen."""
+    rows = MetricsLog.read(workdir / "metrics.jsonl")
+    assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
+    mismatch = [row["learn/logprob_diff"] for row in rows if row["learn/tokens"]]
+    assert len(mismatch) >= 2, "no group had any spread"
+    assert max(mismatch) < MISMATCH, mismatch
+    assert all(row["agent/missing_logprobs"] == 0 for row in rows)
+    assert sum(row["rollout/updates"] for row in rows) == STEPS
+    for step in range(1, STEPS + 1):
+        for group in read_trajectories(workdir / "trajectories" / f"step_{step:06d}.jsonl.gz"):
+            for t in group.trajectories:
+                assert set(t.versions[t.mask != 0]) <= {step - 1}, (step, np.unique(t.versions))
+    return f"mean |log-prob difference| {min(mismatch):.2g} to {max(mismatch):.2g} in {len(mismatch)} steps"
+
+
 def main(python):
+    said = []
+    tiny = read_policy(ROOT / "carr_jax" / "assets" / "sft_tiny")
+    trained = {"dense": tiny, "moe": upcycled(tiny)}
     with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
         for name, model in MODELS.items():
-            policy, settings = Path(folder) / name, config(python)
-            write_policy(policy, Policy(model, params_of(model), train_bpe(["a few words"], 300)))
-            if missing := missing_to_serve(settings, policy):
-                sys.exit("cannot start: " + "; ".join(missing))
-            print(f"--- {name}", flush=True)
-            if not asyncio.run(passes(policy, settings)):
-                sys.exit(f"{name}: the suite failed")
-    print("dense and moe: the suite passes against the real server")
+            print(f"--- {name}: the conformance suite", flush=True)
+            write_policy(root / name, Policy(model, params_of(model), train_bpe(["a few words"], 300)))
+            asyncio.run(conform(root / name, config(python, 1000)))
+        for name, policy in trained.items():
+            print(f"--- {name}: C-GRPO", flush=True)
+            write_policy(root / f"tiny_{name}", policy)
+            asyncio.run(train(root / f"tiny_{name}", config(python, CONTEXT), root / f"run_{name}"))
+            said.append(f"{name}: {check(root / f'run_{name}')}")
+    print("the suite passes against the real server, dense and moe", *said, sep="\n")
 
 
 if __name__ == "__main__":
