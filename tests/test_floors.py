@@ -19,7 +19,8 @@ MAY_IMPORT = {
     "models": {"sharding"},
     "learning": {"models", "sharding"},
     "search": set(),
-    "rewards": set(),
+    "llm": set(),
+    "rewards": {"llm"},
     "data": {"rewards", "stored"},
     "agent": set(),
     "rollout": {"agent", "search", "models", "weights"},
@@ -40,7 +41,7 @@ MAY_IMPORT = {
     "sft": LOOP | {"distributed", "search"},
     "planning": {"command", "config", "learner", "learning", "models", "sharding"},
 }
-WITHOUT_JAX = ("agent", "search", "rewards", "data", "observe")
+WITHOUT_JAX = ("agent", "search", "llm", "rewards", "data", "observe")
 
 
 def room_of(path: Path) -> str:
