@@ -25,7 +25,7 @@ _LOOK_ALIKES = (
         re.compile(r"\[(/?(?:INST|SYSTEM_PROMPT|(?:AVAILABLE_)?TOOLS?|TOOL_(?:CALLS|RESULTS|CONTENT)))\]"),
         r"⁅\1⁆",
     ),
-    (re.compile(r"\[\[(?=\s*(?:begin|end)\b)", re.IGNORECASE), "⁅⁅"),
+    (re.compile(r"\[\[(?=\s*(?:begin|end))", re.IGNORECASE), "⁅⁅"),
 )
 # Control characters, overriding text directions, and the tag characters that are read and not seen.
 _UNSEEN = re.compile(
@@ -78,7 +78,7 @@ def capped(text: str, limit: int) -> str:
     """
     if size(text) <= limit:
         return text
-    room = limit - len(_NOTE) - len(str(size(text)))
+    room = limit - size(_NOTE.format(size(text)))
     kept = text.encode(errors="replace")[: max(room, 0)].decode(errors="ignore")
     kept = kept[: _last_border(kept)].rstrip()
     return kept + _NOTE.format(size(text) - size(kept))
