@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from carr_jax import config as configuration
+from carr_jax import preflight
 from carr_jax.command import main, parse
 from carr_jax.records import InputError
 from carr_jax.task import load_task
@@ -93,13 +94,13 @@ def test_preflight_names_every_file_that_a_policy_folder_lacks(capsys, tmp_path)
 def test_a_folder_of_another_run_is_refused(tmp_path):
     config = configuration.rl()
     (tmp_path / "config.json").write_text('{"config": ' + configuration.to_json(config) + "}")
-    assert configuration.preflight(config, tmp_path) == []
+    assert preflight.preflight(config, tmp_path) == []
     with config.unlocked():
         config.learn.lr = 1.0
-    (problem,) = configuration.preflight(config, tmp_path)
+    (problem,) = preflight.preflight(config, tmp_path)
     assert "learn.lr" in problem
     config.learn.lr, config.train.steps = 2e-6, 7  # more steps of the same run are fine
-    assert configuration.preflight(config, tmp_path) == []
+    assert preflight.preflight(config, tmp_path) == []
 
 
 def test_usage_errors_come_before_jax():
@@ -151,7 +152,7 @@ def test_choices_and_rules_name_real_fields():
         *configuration._POSITIVE,
         *configuration._SHARES,
         *configuration._NOT_NEGATIVE,
-        *configuration._MAY_CHANGE,
+        *preflight._MAY_CHANGE,
     }
     assert named <= set(known)
 
