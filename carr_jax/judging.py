@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 from carr_jax.llm.cache import ReplyCache
 from carr_jax.llm.client import ChatClient
 from carr_jax.llm.endpoints import parse_endpoint
-from carr_jax.llm.errors import BudgetSpent, CannotGoOn, NotRecorded
+from carr_jax.llm.errors import BudgetSpent, CannotGoOn, NotRecorded, NotWritten
 from carr_jax.llm.lanes import ChatOptions
 from carr_jax.llm.ledger import Ledger, Prices
 from carr_jax.preflight import replies_file
@@ -67,6 +67,8 @@ def how_to_go_on(error: CannotGoOn) -> str:
         remedy = "give a larger config.judge.budget_usd"
     elif isinstance(error, NotRecorded):
         remedy = "give config.judge.replay=False to ask for it"
+    elif isinstance(error, NotWritten):
+        remedy = "see to that disk"
     else:
         remedy = "see to the keys that config.judge.endpoints names"
     return f"{error}; {remedy}, and the same command goes on from here"

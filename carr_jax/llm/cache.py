@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from carr_jax.llm.errors import NotRecorded
+from carr_jax.llm.errors import NotRecorded, NotWritten
 from carr_jax.llm.messages import Reply
 from carr_jax.records import InputError
 
@@ -25,7 +25,7 @@ class ReplyCache:
     """A map from `Request.key` to the reply that could be used.  With `replay` nothing new is ever asked.
 
     Raises InputError, naming the file, when it is no cache or cannot be written, and with `replay` when it is
-    not there.  Methods may be called from any thread.
+    not there.  Methods may be called from any thread; they raise NotWritten when that changes later.
     """
 
     def __init__(self, path: Path, replay: bool = False) -> None:
@@ -33,7 +33,7 @@ class ReplyCache:
         self._lock = threading.Lock()
         if replay and not self.path.is_file():
             raise InputError(f"{path}: there are no replies to replay; record a run first")
-        with self._named_errors():
+        with self._named(InputError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = sqlite3.connect(
                 self.path, timeout=_WAIT_S, isolation_level=None, check_same_thread=False
@@ -44,7 +44,7 @@ class ReplyCache:
 
     def get(self, key: str) -> Reply | None:
         """The reply to a request, marked as cached.  Raises NotRecorded when there is none to replay."""
-        with self._lock, self._named_errors():
+        with self._lock, self._named(NotWritten):
             row = self._file.execute("SELECT reply FROM replies WHERE key = ?", (key,)).fetchone()
         if row is not None:
             return dataclasses.replace(Reply(**json.loads(row[0])), cached=True, cost_usd=0.0, latency_s=0.0)
@@ -55,22 +55,23 @@ class ReplyCache:
     def put(self, key: str, reply: Reply) -> None:
         """Keep a reply.  Only what could be used belongs here: what could not is asked again."""
         text = json.dumps(dataclasses.asdict(reply))
-        with self._lock, self._named_errors():
+        with self._lock, self._named(NotWritten):
             self._file.execute("INSERT OR REPLACE INTO replies VALUES (?, ?)", (key, text))
 
     def __len__(self) -> int:
-        with self._lock, self._named_errors():
+        with self._lock, self._named(NotWritten):
             return self._file.execute("SELECT COUNT(*) FROM replies").fetchone()[0]
 
     def close(self) -> None:
         self._file.close()
 
     @contextlib.contextmanager
-    def _named_errors(self) -> Iterator[None]:
+    def _named(self, kind: type[Exception]) -> Iterator[None]:
+        """What goes wrong on disk is an error of this kind that names the file."""
         try:
             yield
         except (sqlite3.Error, OSError) as error:
-            raise InputError(
+            raise kind(
                 f"{self.path}: cannot be used as a reply cache ({error}); it must be a file of this program "
-                "on a disk with working locks"
+                "on a disk with room and working locks"
             ) from error

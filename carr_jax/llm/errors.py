@@ -41,3 +41,7 @@ class NoKeyLeft(CannotGoOn):
 
 class NotRecorded(CannotGoOn):
     """A cache that only replays has no reply to this request."""
+
+
+class NotWritten(CannotGoOn):
+    """The reply cache or the account book cannot be read or written any more, as on a full disk."""

@@ -30,7 +30,7 @@ class ChatOptions:
     per_key: int = 0  # of one key, 0 for no limit of its own
     request_s: float = 120.0
     queue_s: float = 0.0
-    attempts: int = 6
+    attempts: int = 8
     backoff_s: float = 1.0
     longest_s: float = 120.0
 

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from carr_jax.llm.errors import BudgetSpent
+from carr_jax.llm.errors import BudgetSpent, NotWritten
 from carr_jax.llm.messages import Reply
 from carr_jax.records import InputError
 
@@ -95,14 +95,17 @@ class Ledger:
         return not self.budget_usd or self.spent_usd + self._held + usd <= self.budget_usd
 
     def record(self, purpose: str, model: str, reply: Reply) -> float:
-        """Enter a paid reply; returns what it cost in US dollars."""
+        """Enter a paid reply; returns what it cost in US dollars.  Raises NotWritten."""
         cost = self.prices.cost(reply.prompt_tokens, reply.cached_tokens, reply.completion_tokens)
         spent = Spent(1, reply.prompt_tokens, reply.cached_tokens, reply.completion_tokens, cost)
-        line = json.dumps({"model": model, "purpose": purpose, **dataclasses.asdict(spent)}) + "\n"
-        with open(self.path, "ab", buffering=0) as file:  # one write: a kill can only tear the end
-            file.write(line.encode())
         self.by_purpose[model, purpose] += spent
         self.spent_usd += cost
+        line = json.dumps({"model": model, "purpose": purpose, **dataclasses.asdict(spent)}) + "\n"
+        try:
+            with open(self.path, "ab", buffering=0) as file:  # one write: a kill can only tear the end
+                file.write(line.encode())
+        except OSError as error:
+            raise NotWritten(f"{self.path}: a call was paid and cannot be entered ({error})") from error
         return cost
 
 

@@ -65,7 +65,8 @@ def read_object(text: str, keys: Collection[str], marks: Mapping[str, Any] | Non
     objects that count (or one object, with a key twice) disagree on a value.
     """
     marks = marks or {}
-    found = [o for o in _objects(text) if all(_same(o.get(k, _NOTHING), v) for k, v in marks.items())]
+    shortest = min(map(len, keys), default=0) + len('{"":0}')
+    found = [o for o in _objects(text, shortest) if all(_same(o.get(k, _NOTHING), v) for k, v in marks.items())]
     said: dict[str, Any] = {}
     for key, value in ((key, o[key]) for o in found for key in keys if key in o):
         if not _same(said.setdefault(key, value), value):
@@ -89,8 +90,11 @@ def _same(a: Any, b: Any) -> bool:
         return False
 
 
-def _objects(text: str) -> Iterator[dict[str, Any]]:
-    """The objects of a reply: the whole of it, else the outermost pairs of braces that are JSON (JP-02)."""
+def _objects(text: str, shortest: int) -> Iterator[dict[str, Any]]:
+    """The objects of a reply: the whole of it, else the outermost pairs of braces that are JSON (JP-02).
+
+    Those of less than `shortest` characters are passed over: they are too short for any key.
+    """
     whole = _loads(text)
     if whole is not None:
         yield whole
@@ -98,7 +102,7 @@ def _objects(text: str) -> Iterator[dict[str, Any]]:
     spans = _spans(text)
     inside = -1  # the end of the last object, in which no other is looked for
     for start, end, depth in spans:
-        if start < inside or depth > _DEPTH:
+        if start < inside or depth > _DEPTH or end - start < shortest:
             continue
         if (value := _loads(text[start:end])) is not None:
             inside = end

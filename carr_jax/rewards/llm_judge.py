@@ -22,7 +22,7 @@ from carr_jax.records import Question, Verdict
 from carr_jax.rewards.citations import canonical_url
 from carr_jax.rewards.judge import stated_name
 from carr_jax.rewards.matching import fold_name
-from carr_jax.rewards.prompts import Prompt, identify_prompt, outcome_prompt, shown_pages, support_prompt
+from carr_jax.rewards.prompts import Prompt, identify_prompt, outcome_prompt, support_prompt
 
 Read = Callable[[Mapping[str, Any]], dict[str, Any]]
 
@@ -68,8 +68,7 @@ class LLMJudge:
         """Step 2; `evidence` holds the addresses that are said to prove each statement."""
         limits = (self._options.page_bytes, self._options.pages_bytes)
         prompt = support_prompt(question, names, indices, pages, *limits)
-        given = list(shown_pages(pages, *limits))
-        verdict = await self._verdict("support", prompt, lambda said: read_proofs(said, given), bool)
+        verdict = await self._verdict("support", prompt, lambda said: read_proofs(said, prompt.pages), bool)
         if verdict.parsed is None:
             return verdict
         proofs = tuple(verdict.parsed.values())

@@ -92,13 +92,14 @@ CLOSING = 'End of the data. Now reply with the JSON object; its "code" is "{}".'
 class Prompt:
     """What a judge is asked: two messages, the keys of its verdict with their JSON schemas, and the code.
 
-    A verdict without this code is not a verdict on this prompt.
+    A verdict without this code is not a verdict on this prompt.  `pages` are the addresses of P1, P2, ...
     """
 
     system: str
     user: str
     keys: Mapping[str, Any]
     code: str
+    pages: tuple[str, ...] = ()
 
     @property
     def messages(self) -> tuple[tuple[str, str], ...]:
@@ -159,7 +160,9 @@ def support_prompt(
     blocks += [block(f"P{i}", f"{one_line(url)}\n\n{text}") for i, (url, text) in enumerate(shown.items(), 1)]
     texts = (statement(question.rubrics[i].text, names) for i in indices)
     blocks += [block(name, text) for name, text in zip(keys, texts, strict=True)]
-    return _prompt(_SUPPORT.replace("{extra}", extra).replace("{open}", remark), form, blocks, keys)
+    return _prompt(
+        _SUPPORT.replace("{extra}", extra).replace("{open}", remark), form, blocks, keys, tuple(shown)
+    )
 
 
 def shown_pages(pages: Mapping[str, str], page_bytes: int, pages_bytes: int) -> dict[str, str]:
@@ -180,11 +183,13 @@ def one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def _prompt(template: str, form: str, blocks: Sequence[str], keys: Mapping[str, Any]) -> Prompt:
+def _prompt(
+    template: str, form: str, blocks: Sequence[str], keys: Mapping[str, Any], pages: tuple[str, ...] = ()
+) -> Prompt:
     system = template.replace("{data}", _DATA).replace("{form}", _FORM.replace("{form}", form))
     data = "\n".join(blocks)
     code = code_of(system, data)
-    return Prompt(system, f"{data}\n{CLOSING.format(code)}", keys, code)
+    return Prompt(system, f"{data}\n{CLOSING.format(code)}", keys, code, pages)
 
 
 def _object(properties: Mapping[str, Any]) -> dict[str, Any]:

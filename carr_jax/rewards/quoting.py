@@ -18,7 +18,7 @@ _ROLES = (
 )
 _LOOK_ALIKES = (
     (re.compile(r"<(?=[|｜])"), "‹"),
-    (re.compile(r"(?<=[|｜])>"), "›"),
+    (re.compile(r"([|｜])>"), r"\1›"),
     (re.compile(rf"<(/?(?:{_ROLES})\s?/?)>", re.IGNORECASE), r"‹\1›"),
     (re.compile(r"<<(/?SYS)>>", re.IGNORECASE), r"‹‹\1››"),
     (

@@ -6,7 +6,7 @@ import multiprocessing
 import pytest
 
 from carr_jax.llm.cache import ReplyCache
-from carr_jax.llm.errors import NotRecorded
+from carr_jax.llm.errors import NotRecorded, NotWritten
 from carr_jax.llm.ledger import Ledger, Prices, Spent
 from carr_jax.llm.messages import Reply
 from carr_jax.records import InputError
@@ -40,6 +40,19 @@ def test_a_file_of_something_else_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="cannot be used"):
         ReplyCache(tmp_path / "file" / "c.sqlite")
+
+
+def test_what_breaks_later_ends_the_run_instead_of_every_verdict(tmp_path):
+    cache = ReplyCache(tmp_path / "c.sqlite")
+    cache.close()
+    for use in (lambda: cache.get("k"), lambda: cache.put("k", REPLY)):
+        with pytest.raises(NotWritten, match="c.sqlite"):
+            use()
+    book = Ledger(tmp_path / "new" / "ledger.jsonl", Prices(1.0))
+    (tmp_path / "new" / "ledger.jsonl").mkdir()
+    with pytest.raises(NotWritten, match="ledger.jsonl: a call was paid"):
+        book.record("p", "m", REPLY)
+    assert book.spent_usd > 0, "and is counted"
 
 
 def write_many(path, name):

@@ -70,7 +70,7 @@ def test_what_may_pass_is_asked_again(tmp_path, fault):
             stub.script = [fault] * 9
             with pytest.raises(ChatError):
                 await client.complete(REQUEST, "p")
-            assert len(stub.given) == 3 + 6, "six attempts"
+            assert len(stub.given) == 3 + 8, "eight attempts"
 
     run(test)
 
