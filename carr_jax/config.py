@@ -111,7 +111,7 @@ def _judge() -> dict:
         temperature=0.0,  # of the judge's sampling
         max_tokens=2048,  # most tokens of a reply; what is cut off is asked once more with four times as many
         tries=3,  # unusable replies after which a verdict is unknown
-        votes=1,  # odd: more than half of so many draws must agree
+        votes=1,  # odd: more than half of so many draws must agree; at temperature 0 they may all be the same
         concurrency=64,  # most calls at a time, of all keys together
         key_concurrency=0,  # and of one key; 0 = no limit of its own
         queue_s=0.0,  # seconds that a call may wait for its turn here; 0 = as long as it takes

@@ -9,7 +9,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from test_train import ROOT, command, environment, rows_without_times  # noqa: F401 (a fixture)
+from processes import finish, start_two
+from test_train import ROOT, ROW, command, environment, rows_without_times  # noqa: F401 (a fixture)
 
 sys.path.append(str(Path(__file__).parents[1] / "llm"))
 from stub import Stub
@@ -42,16 +43,22 @@ def server():
     thread.join()
 
 
-def run(workdir, server, environment, *options):  # noqa: F811
-    judge = [
+def judged(workdir, server, *options):
+    """The command of a run with this judge."""
+    return [
+        *command(workdir, STEPS),
         "--config.judge.kind=llm",
         f"--config.judge.endpoints=('{server.url} JUDGE_KEY',)",
         "--config.judge.price_prompt=1.0",
         "--config.judge.price_completion=1.0",
         "--config.data.held_out_questions=0",
+        *options,
     ]
+
+
+def run(workdir, server, environment, *options):  # noqa: F811
     return subprocess.run(
-        [*command(workdir, STEPS), *judge, *options],
+        judged(workdir, server, *options),
         cwd=ROOT,
         env=environment | {"JUDGE_KEY": "secret-key"},
         capture_output=True,
@@ -101,3 +108,37 @@ def test_stopped_by_its_budget_and_resumed_it_ends_bit_for_bit_the_same(server, 
     )
     assert again.returncode == 0, again.stdout + again.stderr
     assert len(server.calls) == asked and result(tmp_path / "again") == result(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_two_processes_stop_together_and_go_on(server, environment, tmp_path):  # noqa: F811
+    policy = ROOT / "carr_jax" / "assets" / "sft_tiny"
+    shape = [f"--policy={policy}", "--slots=12", f"--max-length={ROW}", "--deterministic"]
+    engine = subprocess.Popen(
+        [sys.executable, "tests/rollout/standin.py", *shape],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        address = engine.stdout.readline().split()[-1]
+        options = [
+            "--config.rollout.engine=sglang",
+            f"--config.rollout.servers=('{address}',)",
+            f"--config.rollout.weights_folder={tmp_path / 'weights'}",
+            "--config.mesh.fsdp=2",
+        ]
+        workdir = tmp_path / "run"
+        for budget, status in ((0.0048, 2), (1.0, 0)):
+            arguments = judged(workdir, server, *options, f"--config.judge.budget_usd={budget}")[1:]
+            results = finish(start_two(arguments, JUDGE_KEY="secret-key"))
+            assert [returned for returned, _ in results] == [status, status], "\n".join(t for _, t in results)
+            if status:
+                assert "and the same command goes on from here" in results[0][1]
+                assert "the first process has stopped" in results[1][1]
+                assert list((workdir / "checkpoints").glob("[0-9]*"))
+    finally:
+        engine.kill()
+        engine.wait()
+    assert [row["step"] for row in rows_without_times(workdir)] == list(range(1, STEPS + 1))
