@@ -5,8 +5,8 @@
 
 `model.policy` is the policy to start from: a Hugging Face folder, or what `configs/sft_4b.py` wrote.
 `data.path` holds questions with rubrics and the page corpus.  The judge is DeepSeek's, whose key stands in the
-environment variable DEEPSEEK_API_KEY; config.judge.budget_usd limits what it may cost (by estimate a few dimes a
-step), and any other OpenAI-compatible endpoint will do, such as config.judge.endpoints='("http://HOST:8000/v1",)'.
+environment variable DEEPSEEK_API_KEY; config.judge.budget_usd limits what it may cost (by estimate a few dimes
+a step).  Any other OpenAI-compatible endpoint will do: --config.judge.endpoints='("http://HOST:8000/v1",)'.
 
 Hardware: any number of TPU chips or GPUs that eight divides; docs/plans.md has the memory of each.  The
 smallest slice that fits is v6e:2x2, with --config.mesh.context=4 --config.model.remat=full.
