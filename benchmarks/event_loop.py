@@ -4,8 +4,8 @@
 
 The real scheduler, episodes, search corpus and pool, over real HTTP to a server in a process of its own whose
 turns arrive after exponential times with the mean that is given.  Every other turn opens a page of 10,000
-characters, so that contexts grow to some 48,000 tokens.  The lag of the loop is that of a timer of 10 ms, first while nothing else
-runs, then with all episodes in flight.  See README.md.
+characters, so that contexts grow to some 48,000 tokens.  The lag of the loop is that of a timer of 10 ms, first
+while nothing else runs, then with all episodes in flight.  See README.md.
 """
 
 from __future__ import annotations

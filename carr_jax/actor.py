@@ -13,12 +13,13 @@ from typing import Any, TypeVar
 from ml_collections import ConfigDict
 
 from carr_jax.agent.chat import Chat
+from carr_jax.judging import make_judge
 from carr_jax.learner import Learner
 from carr_jax.observe.begun import read_begun
 from carr_jax.policy import Policy, write_policy
 from carr_jax.records import Question, Score, Trajectory
 from carr_jax.rewards.carr import score_group
-from carr_jax.rewards.judge import ExactJudge
+from carr_jax.rewards.judge import Judge
 from carr_jax.rollout.embedded import EmbeddedEngine
 from carr_jax.rollout.engine import Engine
 from carr_jax.rollout.fleet import PoolOptions
@@ -74,10 +75,17 @@ async def acting(
     config: ConfigDict, policy: Policy, task: Task, learner: Learner, run: RunFolder
 ) -> AsyncIterator[Actor]:
     """The actor of a run, with the learner's weights; its connections are closed in the end."""
+    async with make_judge(config, run.path) as judge, _engine(config, policy, learner, run) as (engine, sync):
+        yield Actor(engine, make_rollouts(config, policy, task, engine), make_scorer(config, judge), sync)
+
+
+@asynccontextmanager
+async def _engine(
+    config: ConfigDict, policy: Policy, learner: Learner, run: RunFolder
+) -> AsyncIterator[tuple[Engine, WeightSync | None]]:
     rollout = config.rollout
     if rollout.engine == "embedded":
-        engine = embedded_engine(config, policy, learner)
-        yield Actor(engine, make_rollouts(config, policy, task, engine), make_scorer(config), None)
+        yield embedded_engine(config, policy, learner), None
         return
     sync = weight_sync(config, policy, run)
     folder = await sync.write(learner.params, learner.done)
@@ -88,7 +96,7 @@ async def acting(
         in_flight=rollout.on_update,
     )
     async with SGLangPool(rollout.servers, folder, learner.done, patience) as engine:
-        yield Actor(engine, make_rollouts(config, policy, task, engine), make_scorer(config), sync)
+        yield engine, sync
 
 
 def weight_sync(config: ConfigDict, policy: Policy, run: RunFolder) -> WeightSync:
@@ -125,9 +133,7 @@ def make_rollouts(config: ConfigDict, policy: Policy, task: Task, engine: Engine
     )
 
 
-def make_scorer(config: ConfigDict) -> Scorer:
-    judge = ExactJudge()
-
+def make_scorer(config: ConfigDict, judge: Judge) -> Scorer:
     async def score(question: Question, trajectories: Sequence[Trajectory]) -> Sequence[Score]:
         return await score_group(
             question,

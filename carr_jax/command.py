@@ -11,7 +11,8 @@ from pathlib import Path
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from carr_jax.config import flatten, preflight, rl, sft
+from carr_jax.config import flatten, rl, sft
+from carr_jax.preflight import preflight
 from carr_jax.records import InputError
 
 

@@ -1,4 +1,4 @@
-"""Configuration: the defaults, what values are allowed, and the preflight that says what is missing.
+"""Configuration: the defaults, and what values are allowed; `preflight.py` says what is missing to start.
 
 A file in `configs/` calls `rl()` or `sft()` here and changes what its experiment changes.  The result is a
 locked `ConfigDict`: an unknown key is an error that names the nearest known one.  Every field is read by the
@@ -10,11 +10,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
-import os
-import socket
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from urllib.parse import urlsplit
+from collections.abc import Callable, Mapping
 
 from ml_collections import ConfigDict
 
@@ -105,6 +101,32 @@ def _learn() -> dict:
     )
 
 
+def _judge() -> dict:
+    """The section `judge`."""
+    return dict(
+        kind="exact",  # who judges: exact (gold names and pages, calls nobody), or llm (the model below)
+        model="deepseek-chat",  # the judge's name, which is part of every reply in the cache
+        endpoints=(),  # where it is asked: "URL", "URL KEYS" or "URL KEYS NAME"; KEYS are environment variables
+        # with commas between, "-" for none; NAME is what the model is called there
+        temperature=0.0,  # of the judge's sampling
+        max_tokens=2048,  # most tokens of a reply; what is cut off is asked once more with four times as many
+        tries=3,  # unusable replies after which a verdict is unknown
+        votes=1,  # odd: more than half of so many draws must agree; at temperature 0 they may all be the same
+        concurrency=64,  # most calls at a time, of all keys together
+        key_concurrency=0,  # and of one key; 0 = no limit of its own
+        queue_s=0.0,  # seconds that a call may wait for its turn here; 0 = as long as it takes
+        request_s=120.0,  # seconds that an endpoint may take for a reply
+        cache="",  # file of replies, which runs may share; "" = judge/replies.sqlite in the run folder
+        replay=False,  # True: what is not in the cache stops the run, and nobody is asked
+        budget_usd=0.0,  # most that the judge of a run may cost; then the run saves and stops; 0 = no limit
+        price_prompt=0.0,  # US dollars for a million tokens: of prompts,
+        price_cached=0.0,  # of prompts as far as the provider has them in its cache,
+        price_completion=0.0,  # and of replies
+        page_bytes=24_000,  # most that the judge reads of one cited page
+        pages_bytes=200_000,  # and of all of them, or of a response
+    )
+
+
 def rl() -> ConfigDict:
     """Defaults of reinforcement learning: the recipe of CaRR (DESIGN "numbers we train with")."""
     config = _shared()
@@ -115,6 +137,7 @@ def rl() -> ConfigDict:
         over_length="stats_only",  # over-length: stats_only, train_as_failure or drop
         score_everything=False,  # also judge rubrics that cannot change a reward, for the metrics
     )
+    config["judge"] = _judge()
     config["rollout"] = dict(
         prompts=16,  # questions of one step
         group_size=8,  # trajectories of one question (G)
@@ -205,6 +228,7 @@ _CHOICES = {
     "reward.entity_names": ("exact", "robust"),
     "reward.over_length": ("stats_only", "train_as_failure", "drop"),
     "reward.mix": MODES,
+    "judge.kind": ("exact", "llm"),
 }
 _POSITIVE = (
     "model.vocab_size world.entities_per_kind search.max_results search.snippet_chars search.page_chars "
@@ -213,7 +237,8 @@ _POSITIVE = (
     "rollout.mismatch_alarm rollout.request_s rollout.token_s rollout.health_s learn.lr learn.clip_norm "
     "learn.row_length learn.logprob_chunk learn.icepop_low learn.tis_cap checkpoint.every checkpoint.keep "
     "train.trajectories_every serve.port serve.tensor serve.expert serve.ready_s "
-    "sft.epochs sft.batch sft.pretrain_pages sft.worlds"
+    "sft.epochs sft.batch sft.pretrain_pages sft.worlds judge.max_tokens judge.tries judge.votes "
+    "judge.concurrency judge.request_s"
 ).split()
 _SHARES = (
     "serve.memory_fraction world.obfuscate world.shortcut reward.alpha learn.eps_low learn.b1 learn.b2 "
@@ -223,7 +248,9 @@ _AXES = "mesh.data mesh.fsdp mesh.expert mesh.context mesh.tensor".split()
 _NOT_NEGATIVE = (
     "world.distractors world.look_alikes data.train_questions data.held_out_questions learn.weight_decay "
     "learn.rows learn.warmup_steps learn.eps_high train.steps sft.pretrain_steps "
-    "agent.deadline_s serve.max_running rollout.staleness rollout.refill rollout.in_flight"
+    "agent.deadline_s serve.max_running rollout.staleness rollout.refill rollout.in_flight judge.temperature "
+    "judge.key_concurrency judge.queue_s judge.budget_usd judge.price_prompt judge.price_cached "
+    "judge.price_completion"
 ).split()
 
 
@@ -297,80 +324,36 @@ def _contradictions(flat: Mapping) -> list[str]:
             "config.learn.icepop_low must be below config.learn.icepop_high",
         ),
     ]
-    return [message for holds, message in checks if not holds]
+    return [message for holds, message in (*checks, *_judge_checks(flat)) if not holds]
+
+
+def _judge_checks(flat: Mapping) -> list[tuple[bool, str]]:
+    """(whether it holds, what to say when it does not) for the section `judge`."""
+    if "judge.kind" not in flat:
+        return []
+    return [
+        (
+            flat["judge.kind"] == "exact" or flat["judge.endpoints"] or flat["judge.replay"],
+            "config.judge.kind=llm needs config.judge.endpoints, or config.judge.replay=True",
+        ),
+        (
+            flat["judge.votes"] % 2 == 1,
+            "config.judge.votes must be odd: an even number may be a tie",
+        ),
+        (
+            not flat["judge.budget_usd"] or flat["judge.price_prompt"] or flat["judge.price_completion"],
+            "config.judge.budget_usd needs config.judge.price_prompt and config.judge.price_completion",
+        ),
+        (
+            flat["judge.page_bytes"] >= 200 and flat["judge.pages_bytes"] >= 4000,
+            "config.judge.page_bytes must be at least 200, and config.judge.pages_bytes at least 4000",
+        ),
+    ]
 
 
 def _hint(value: str, choices: tuple[str, ...]) -> str:
     near = difflib.get_close_matches(str(value), choices, n=1)
     return f"; did you mean {near[0]}?" if near else ""
-
-
-_WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
-
-
-def preflight(config: ConfigDict, workdir: Path) -> list[str]:
-    """What is missing to start, all at once and before any costly work: values, files, folders."""
-    found = problems(config)
-    wanted = {  # files that a folder must hold, each by the names that it may have
-        "model.policy": (("config.json",), ("tokenizer.json",), _WEIGHTS),
-        "model.tokenizer": (("tokenizer.json",),),
-        "data.path": (),
-    }
-    flat = flatten(config)
-    for key, files in wanted.items():
-        folder = Path(flat[key])
-        if not flat[key]:
-            continue
-        if not folder.is_dir():
-            found.append(f"config.{key}: there is no folder {folder}")
-            continue
-        for names in files:
-            if not any((folder / name).is_file() for name in names):
-                found.append(f"config.{key}: {folder} has no {' or '.join(names)}")
-    if flat["model.policy"] and (Path(flat["model.policy"]) / "adapter_config.json").is_file():
-        found.append(
-            f"config.model.policy: {flat['model.policy']} is a LoRA adapter; merge it into its base model"
-        )
-    if flat["model.hf_config"] and not Path(flat["model.hf_config"]).is_file():
-        found.append(f"config.model.hf_config: there is no file {flat['model.hf_config']}")
-    return found + _silent_servers(flat.get("rollout.servers", ())) + _workdir_problems(config, workdir)
-
-
-def _silent_servers(addresses: Sequence[str]) -> list[str]:
-    """Those where nobody listens; what a server can do is asked when the run has begun."""
-    found = []
-    for address in addresses:
-        try:
-            parts = urlsplit(address)
-            if parts.scheme not in ("http", "https") or not parts.hostname:
-                raise ValueError("not an address such as http://10.0.0.5:30000")
-            port = parts.port or (443 if parts.scheme == "https" else 80)
-            socket.create_connection((parts.hostname, port), timeout=5).close()
-        except (OSError, ValueError) as error:
-            found.append(f"config.rollout.servers: {address}: {error}; start one with launch/serve_sglang.py")
-    return found
-
-
-def _workdir_problems(config: ConfigDict, workdir: Path) -> list[str]:
-    """The run folder must be writable and belong to the same experiment when it is resumed."""
-    try:
-        workdir.mkdir(parents=True, exist_ok=True)
-        probe = workdir / f".writable_{socket.gethostname()}_{os.getpid()}"  # several processes may ask at once
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        return [f"--workdir={workdir}: cannot be written ({error.strerror})"]
-    saved = workdir / "config.json"
-    if not saved.exists():
-        return []
-    before, now = json.loads(saved.read_text())["config"], json.loads(to_json(config))
-    changed = sorted(k for k in {*before, *now} if before.get(k) != now.get(k) and k not in _MAY_CHANGE)
-    if not changed:
-        return []
-    return [f"--workdir={workdir} holds another run (other {', '.join(changed[:4])}); choose a new folder"]
-
-
-_MAY_CHANGE = {"train.steps", "train.trajectories_every", "checkpoint.every", "checkpoint.keep"}
 
 
 def flatten(config: Mapping, prefix: str = "") -> dict:

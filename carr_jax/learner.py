@@ -29,7 +29,7 @@ class Learner:
     """Owns everything that an optimiser step changes.
 
     `done` is the number of finished steps: 0 for a new run, else where the newest checkpoint stands.  `extra`
-    is what was saved beside it.  `rows` is how many rows a micro-batch has.
+    is what was saved beside the newest checkpoint.  `rows` is how many rows a micro-batch has.
     """
 
     def __init__(self, config: ConfigDict, policy: Policy, loss: str, steps: int, run: RunFolder) -> None:
@@ -44,8 +44,9 @@ class Learner:
         self._compare = make_comparison(policy.model, learn)
         self._checkpoints = Checkpoints(run.checkpoints, config.checkpoint.keep)
         self._every, self._steps = config.checkpoint.every, steps
-        self.done = self._checkpoints.latest() or 0
-        self.state, self.extra = self._checkpoints.restore(self.done, state) if self.done else (state, {})
+        newest = self._checkpoints.latest()
+        self.done = newest or 0  # a run that stopped in its first step has a checkpoint 0
+        self.state, self.extra = (state, {}) if newest is None else self._checkpoints.restore(newest, state)
 
     @property
     def params(self) -> Any:
@@ -84,6 +85,7 @@ class Learner:
     def save(self, extra: dict[str, Any]) -> None:
         """A checkpoint of the state, with `extra` (JSON values) beside it."""
         self._checkpoints.save(self.done, self.state, extra)
+        self.extra = extra
 
     def kept(self) -> list[int]:
         """The steps whose checkpoints are on disk."""

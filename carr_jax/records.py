@@ -268,7 +268,10 @@ class Begun:
 class Verdict:
     """One judge call.  `step` is outcome, identify or support; `status` ok or unknown; `parsed` its value.
 
-    `cost_usd` and `latency_s` are 0 for judges that call nobody; `cached` when the verdict was replayed.
+    `calls` counts the replies it took, `invalid` those among them that could not be used, `from_reasoning` the
+    votes that were found in a reasoning field only.  `tokens`, `cost_usd` and `latency_s` are of these replies,
+    and 0 for judges that call nobody; `cached` when the verdict was replayed.  `evidence` are the pages that
+    prove each statement of a support verdict, as far as the judge names them.
     """
 
     step: str
@@ -279,6 +282,10 @@ class Verdict:
     cost_usd: float = 0.0
     latency_s: float = 0.0
     cached: bool = False
+    calls: int = 1
+    invalid: int = 0
+    from_reasoning: int = 0
+    evidence: tuple[tuple[str, ...], ...] = ()
 
 
 @dataclass(frozen=True)

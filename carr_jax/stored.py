@@ -82,5 +82,9 @@ def _call(row: Mapping[str, Any]) -> ToolCall:
 def score_from_json(row: Mapping[str, Any]) -> Score:
     """Inverse of `to_json(score)`; sequences inside `Verdict.parsed` come back as lists."""
     rubric_scores = tuple(RubricScore(**r) for r in row["rubric_scores"])
-    verdicts = tuple(Verdict(**v) for v in row["verdicts"])
+    verdicts = tuple(map(_verdict, row["verdicts"]))
     return Score(**{**row, "rubric_scores": rubric_scores, "verdicts": verdicts})
+
+
+def _verdict(row: Mapping[str, Any]) -> Verdict:
+    return Verdict(**{**row, "evidence": tuple(map(tuple, row.get("evidence", ())))})

@@ -8,9 +8,10 @@ sample), so a run that was killed goes on from its last checkpoint with the same
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,9 +21,11 @@ from rich.console import Console
 from carr_jax.actor import EVALUATION, Actor, acting, make_scheduler, weight_sync
 from carr_jax.agreement import check_agreement
 from carr_jax.distributed import is_first, share
+from carr_jax.judging import how_to_go_on
 from carr_jax.learner import Learner
 from carr_jax.learning.advantages import OK, group_advantages, over_length_masks
 from carr_jax.learning.batch import Example, from_trajectory
+from carr_jax.llm.errors import CannotGoOn
 from carr_jax.observe.begun import write_begun
 from carr_jax.observe.files import atomic_file
 from carr_jax.observe.live import LiveView, summary_table
@@ -33,7 +36,7 @@ from carr_jax.policy import Policy, load_policy, write_policy
 from carr_jax.records import Begun, Group, InputError, Sampling, TrainBatch, Trajectory
 from carr_jax.rewards.carr import group_rewards
 from carr_jax.rollout.engine import EngineError
-from carr_jax.rollout.scheduler import Scored, run_groups
+from carr_jax.rollout.scheduler import Scheduler, Scored, run_groups
 from carr_jax.run import RunFolder
 from carr_jax.sanity import warning
 from carr_jax.task import Task, load_task
@@ -57,6 +60,8 @@ def train(config: ConfigDict, workdir: Path) -> None:
             asyncio.run(take_steps(config, console, run, task, policy, learner))
         except EngineError as error:  # of one episode it is an end; here no server can be used at all
             raise InputError(f"{error}; the same command resumes from the last checkpoint") from error
+        except CannotGoOn as error:
+            raise InputError(how_to_go_on(error)) from error
     else:
         follow(config, run, policy, learner)
 
@@ -96,35 +101,36 @@ async def take_steps(
             scheduler.worth = lambda scored: make_group(
                 config, scored
             ).advantages.any()  # else nothing to learn
-            for step in range(learner.done, config.train.steps):
-                clock = Clock()
-                scheduler.on_episode = Counter(view, trajectories)
-                scored = await scheduler.batch()
-                clock.lap("rollout", less=sum(s.reward_s for s in scored))
-                clock.times["reward"] = sum(s.reward_s for s in scored)
+            async with saved_when_stopped(learner, scheduler, run):
+                for step in range(learner.done, config.train.steps):
+                    clock = Clock()
+                    scheduler.on_episode = Counter(view, trajectories)
+                    scored = await scheduler.batch()
+                    clock.lap("rollout", less=sum(s.reward_s for s in scored))
+                    clock.times["reward"] = sum(s.reward_s for s in scored)
 
-                view.phase("train")
-                groups = [make_group(config, s) for s in scored]
-                batch = learner.pack(trained_examples(groups), most)
-                learned = await actor.meanwhile(learn, learner, batch)
-                clock.lap("train")
-                await actor.publish(learner.params, learner.done)
-                scheduler.trained()
-                clock.lap("sync")
+                    view.phase("train")
+                    groups = [make_group(config, s) for s in scored]
+                    batch = learner.pack(trained_examples(groups), most)
+                    learned = await actor.meanwhile(learn, learner, batch)
+                    clock.lap("train")
+                    await actor.publish(learner.params, learner.done)
+                    scheduler.trained()
+                    clock.lap("sync")
 
-                if (mismatch := learned["learn/logprob_diff"] or 0.0) > config.rollout.mismatch_alarm:
-                    console.print(f"step {learner.done}: {MISMATCH.format(mismatch)}", style="yellow")
+                    if (mismatch := learned["learn/logprob_diff"] or 0.0) > config.rollout.mismatch_alarm:
+                        console.print(f"step {learner.done}: {MISMATCH.format(mismatch)}", style="yellow")
 
-                view.phase("save")
-                row = {"step": learner.done, **clock.metrics(), **rollout_metrics(groups), **learned}
-                row |= version_metrics(groups, version=step) | {"rollout/refilled": scheduler.refilled}
-                row |= actor.server_metrics()
-                metrics.append(row)
-                if due(learner.done, config):
-                    write_trajectories(run.trajectories(learner.done), groups)
-                if learner.is_due():
-                    await actor.meanwhile(save, learner, scheduler.position, scheduler.unfinished(), run)
-                view.step(row)
+                    view.phase("save")
+                    row = {"step": learner.done, **clock.metrics(), **rollout_metrics(groups), **learned}
+                    row |= version_metrics(groups, version=step) | {"rollout/refilled": scheduler.refilled}
+                    row |= actor.server_metrics()
+                    metrics.append(row)
+                    if due(learner.done, config):
+                        write_trajectories(run.trajectories(learner.done), groups)
+                    if learner.is_due():
+                        await actor.meanwhile(save, learner, scheduler.position, scheduler.unfinished(), run)
+                    view.step(row)
             await scheduler.close()
             view.phase("held-out questions, after")
             await evaluate(learner.done, config, task, actor, evaluations)
@@ -152,7 +158,11 @@ def follow(config: ConfigDict, run: RunFolder, policy: Policy, learner: Learner)
     sync.export(sync.folder(learner.done), learner.params)
     compare(learner, None)
     while learner.done < config.train.steps:
-        learn(learner, None)
+        if (batch := shared(None)) is None:
+            if learner.done not in learner.kept():
+                learner.save({})
+            raise InputError("the first process has stopped")
+        learner.update(batch)
         sync.export(sync.folder(learner.done), learner.params)
         if learner.is_due():
             learner.save({})
@@ -168,10 +178,13 @@ def compare(learner: Learner, batch: TrainBatch | None) -> dict[str, float]:
     return learner.compare(shared(batch))
 
 
-def shared(batch: TrainBatch | None) -> TrainBatch:
-    """The batch of the first process, in all."""
-    arrays = share(batch and {k: np.asarray(v) for k, v in vars(batch).items() if v is not None})
-    return TrainBatch(**arrays | {"micro_batches": int(arrays["micro_batches"])})
+def shared(batch: TrainBatch | None) -> TrainBatch | None:
+    """The batch of the first process, in all; None when it has none and stops."""
+    arrays = share({k: np.asarray(v) for k, v in vars(batch).items() if v is not None} if batch else _STOP)
+    return None if "stop" in arrays else TrainBatch(**arrays | {"micro_batches": int(arrays["micro_batches"])})
+
+
+_STOP = {"stop": np.ones(1)}
 
 
 def save(learner: Learner, position: int, begun: Sequence[Begun], run: RunFolder) -> None:
@@ -180,6 +193,26 @@ def save(learner: Learner, position: int, begun: Sequence[Begun], run: RunFolder
         write_begun(run.begun(learner.done), begun)
     learner.save({"position": position, "begun": bool(begun)})
     run.forget_begun(learner.kept())
+
+
+@contextlib.asynccontextmanager
+async def saved_when_stopped(learner: Learner, scheduler: Scheduler, run: RunFolder) -> AsyncIterator[None]:
+    """Before a run ends because its judge cannot go on, what was learned and what was played is saved.
+
+    A checkpoint that stands here already gets the turns that were played since, unless groups were replaced
+    in between: then it would not fit them.
+    """
+    try:
+        yield
+    except CannotGoOn:
+        shared(None)
+        position, begun = scheduler.position, scheduler.unfinished()
+        if learner.done not in learner.kept():
+            save(learner, position, begun, run)
+        elif learner.extra == {"position": position, "begun": True} and not scheduler.refilled:
+            write_begun(run.begun(learner.done), begun)
+        await scheduler.close()
+        raise
 
 
 # --------------------------------------------------------------------------------------- from scores to a batch

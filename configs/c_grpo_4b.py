@@ -7,7 +7,9 @@
 
 `model.policy` is the policy to start from: a Hugging Face folder, or what `configs/sft_4b.py` wrote.
 `data.path` holds questions with rubrics and the page corpus.  SGLang servers, one or many, sample the
-trajectories; launch/slurm.sh starts them beside the training.
+trajectories; launch/slurm.sh starts them beside the training.  The judge is DeepSeek's, whose key stands in the
+environment variable DEEPSEEK_API_KEY; config.judge.budget_usd limits what it may cost (by estimate a few dimes
+a step).  Any other OpenAI-compatible endpoint will do: --config.judge.endpoints='("http://HOST:8000/v1",)'.
 
 Hardware of the training: any number of TPU chips or GPUs that eight divides; docs/plans.md has the memory of
 each.  The smallest slice that fits is v6e:2x2, with --config.mesh.context=4 --config.model.remat=full.
@@ -23,7 +25,18 @@ def get_config():
     config.agent.context = 64_000
     config.learn.row_length = 65_536  # a multiple of the kernels' blocks
     config.rollout.engine = "sglang"
+    llm_judge(config)
     return config
+
+
+def llm_judge(config):
+    """The judge that the CaRR paper trained with; its key is in the environment variable DEEPSEEK_API_KEY."""
+    config.judge.kind = "llm"
+    config.judge.model = "deepseek-chat"
+    config.judge.endpoints = ("https://api.deepseek.com/v1 DEEPSEEK_API_KEY",)
+    config.judge.price_prompt = 0.28  # the prices of DeepSeek V3.2; see what they are today
+    config.judge.price_cached = 0.028
+    config.judge.price_completion = 0.42
 
 
 def full_size(config, context):

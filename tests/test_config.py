@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from carr_jax import config as configuration
+from carr_jax import preflight
 from carr_jax.command import main, parse
 from carr_jax.records import InputError
 from carr_jax.task import load_task
@@ -90,16 +92,71 @@ def test_preflight_names_every_file_that_a_policy_folder_lacks(capsys, tmp_path)
     assert "has no config.json" not in out
 
 
+LLM = [f"--config={TINY}", "--config.judge.kind=llm"]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ([], "config.judge.kind=llm needs config.judge.endpoints"),
+        (["--config.judge.votes=2"], "config.judge.votes must be odd"),
+        (["--config.judge.budget_usd=5.0"], "config.judge.budget_usd needs config.judge.price_prompt"),
+        (["--config.judge.page_bytes=10"], "config.judge.page_bytes must be at least 200"),
+        (["--config.judge.kind=lm"], "did you mean llm?"),
+        (["--config.judge.replay=True"], "judge/replies.sqlite; make one with config.judge.replay=False"),
+    ],
+)
+def test_mistakes_about_the_judge_are_one_line(options, says, capsys, tmp_path):
+    assert run_main(*LLM, *options, f"--workdir={tmp_path}") == 2
+    out = capsys.readouterr().out
+    assert says in out and out.count("\n") == 1
+
+
+def test_everything_that_a_judge_lacks_is_said_at_once(capsys, tmp_path, monkeypatch):
+    """Keys that are not set, addresses that are none, and addresses where nobody listens; never a key."""
+    monkeypatch.delenv("JUDGE_KEY_A", raising=False)
+    monkeypatch.setenv("JUDGE_KEY_B", "not-to-be-shown")
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        alive = f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
+        endpoints = (
+            f"{alive} JUDGE_KEY_B,JUDGE_KEY_A",
+            "http://127.0.0.1:9/v1 JUDGE_KEY_B",
+            "nowhere",
+            "ftp://x",
+        )
+        status = run_main(*LLM, f"--config.judge.endpoints={endpoints}", f"--workdir={tmp_path}")
+        out = capsys.readouterr().out
+        assert status == 2 and out.count("\n") == 1
+        assert "the environment variable JUDGE_KEY_A is not set" in out and "JUDGE_KEY_B is not set" not in out
+        assert "config.judge.endpoints: http://127.0.0.1:9/v1: " in out and alive not in out
+        assert "'nowhere' is no address" in out and "'ftp://x' is no address" in out
+        assert "not-to-be-shown" not in out
+        good = f"--config.judge.endpoints=('{alive} JUDGE_KEY_B',)"
+        assert run_main(*LLM, good, f"--workdir={tmp_path}") == 0
+
+
+def test_a_run_goes_on_with_another_budget_but_not_with_another_judge(tmp_path):
+    config = configuration.rl()
+    (tmp_path / "config.json").write_text('{"config": ' + configuration.to_json(config) + "}")
+    config.judge.budget_usd, config.judge.price_prompt, config.judge.concurrency = 7.0, 1.0, 3
+    assert preflight.preflight(config, tmp_path) == []
+    config.judge.model = "another"
+    (problem,) = preflight.preflight(config, tmp_path)
+    assert "judge.model" in problem
+
+
 def test_a_folder_of_another_run_is_refused(tmp_path):
     config = configuration.rl()
     (tmp_path / "config.json").write_text('{"config": ' + configuration.to_json(config) + "}")
-    assert configuration.preflight(config, tmp_path) == []
+    assert preflight.preflight(config, tmp_path) == []
     with config.unlocked():
         config.learn.lr = 1.0
-    (problem,) = configuration.preflight(config, tmp_path)
+    (problem,) = preflight.preflight(config, tmp_path)
     assert "learn.lr" in problem
     config.learn.lr, config.train.steps = 2e-6, 7  # more steps of the same run are fine
-    assert configuration.preflight(config, tmp_path) == []
+    assert preflight.preflight(config, tmp_path) == []
 
 
 def test_usage_errors_come_before_jax():
@@ -151,7 +208,7 @@ def test_choices_and_rules_name_real_fields():
         *configuration._POSITIVE,
         *configuration._SHARES,
         *configuration._NOT_NEGATIVE,
-        *configuration._MAY_CHANGE,
+        *preflight._MAY_CHANGE,
     }
     assert named <= set(known)
 

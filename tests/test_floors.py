@@ -19,14 +19,17 @@ MAY_IMPORT = {
     "models": {"sharding"},
     "learning": {"models", "sharding"},
     "search": set(),
-    "rewards": set(),
+    "llm": set(),
+    "rewards": {"llm"},
     "data": {"rewards", "stored"},
     "agent": set(),
     "rollout": {"agent", "search", "models", "weights"},
     "observe": {"stored"},
     "config": {"rewards"},
     "distributed": set(),
-    "command": {"config", "distributed"},
+    "preflight": {"config", "llm"},
+    "judging": {"llm", "preflight", "rewards"},
+    "command": {"config", "distributed", "preflight"},
     "task": {"agent", "data", "search"},
     "weights": {"distributed", "models"},
     "policy": {"agent", "distributed", "models", "sharding", "weights"},
@@ -35,12 +38,12 @@ MAY_IMPORT = {
     "convert": {"agent", "learning", "models", "policy", "run", "sanity", "weights"},
     "learner": {"learning", "models", "policy", "run", "sharding"},
     "agreement": {"agent", "learning", "rollout"},
-    "actor": LOOP - {"learning", "sanity"},
-    "train": LOOP | {"actor", "agreement", "distributed"},
+    "actor": LOOP - {"learning", "sanity"} | {"judging"},
+    "train": LOOP | {"actor", "agreement", "distributed", "judging", "llm"},
     "sft": LOOP | {"distributed", "search"},
     "planning": {"command", "config", "learner", "learning", "models", "sharding"},
 }
-WITHOUT_JAX = ("agent", "search", "rewards", "data", "observe")
+WITHOUT_JAX = ("agent", "search", "llm", "rewards", "data", "observe")
 
 
 def room_of(path: Path) -> str:

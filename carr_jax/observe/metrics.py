@@ -111,17 +111,20 @@ def _missing_logprobs(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def _judge_metrics(scores: Sequence[Score]) -> dict[str, float]:
-    """Sums over the step.
+    """Sums over the step, and the share of replies that could not be used (JP-12).
 
     `calls`, `tokens` and `cost_usd` are what was really asked and paid: replays from the cache count
     in `cached` alone.
     """
     verdicts = [v for s in scores for v in s.verdicts]
     asked = [v for v in verdicts if not v.cached]
-    return {
-        "judge/calls": float(len(asked)),
+    calls = sum(v.calls for v in asked)
+    rates = {"judge/invalid_rate": sum(v.invalid for v in asked) / calls} if calls else {}
+    return rates | {
+        "judge/calls": float(calls),
         "judge/cached": float(len(verdicts) - len(asked)),
         "judge/skipped": float(sum(s.skipped_calls for s in scores)),
+        "judge/from_reasoning": float(sum(v.from_reasoning for v in asked)),
         "judge/tokens": float(sum(v.tokens for v in asked)),
         "judge/cost_usd": float(sum(v.cost_usd for v in asked)),
     }

@@ -15,15 +15,13 @@ from collections.abc import Awaitable, Mapping, Sequence
 
 import numpy as np
 
+from carr_jax.llm.errors import CannotGoOn
 from carr_jax.records import End, Question, Rubric, RubricScore, Score, Trajectory, Verdict
 from carr_jax.rewards import rubrics
 from carr_jax.rewards.citations import cited_urls, seen_text, without_links, without_references
 from carr_jax.rewards.entities import entity_match
-from carr_jax.rewards.judge import Judge
+from carr_jax.rewards.judge import Judge, stated_name
 from carr_jax.rewards.mixing import MODES, mix_rewards
-
-_NOBODY = frozenset(("", "null", "none", "unknown", "n/a"))
-
 
 # ------------------------------------------------------------------------------------------------ pure steps
 
@@ -94,9 +92,14 @@ def rubrics_matter(mix: str, scores: Sequence[Score], failed: Sequence[bool]) ->
 
 
 async def ask(step: str, call: Awaitable[Verdict]) -> Verdict:
-    """The verdict of a judge call; whatever goes wrong is a verdict "unknown" with the reason as raw text."""
+    """The verdict of a judge call; whatever goes wrong is a verdict "unknown" with the reason as raw text.
+
+    Raises CannotGoOn, such as a budget that is spent: unknown would be every verdict after that.
+    """
     try:
         verdict = await call
+    except CannotGoOn:
+        raise
     except Exception as error:  # a judge is a foreign service: no failure of it may end a run
         return Verdict(step, "unknown", None, raw=f"{type(error).__name__}: {error}")
     if not isinstance(verdict, Verdict):
@@ -112,13 +115,10 @@ def valid_names(verdict: Verdict, ids: Sequence[str]) -> dict[str, str | None] |
     parsed = verdict.parsed
     if verdict.status != "ok" or not isinstance(parsed, Mapping) or not parsed.keys() >= set(ids):
         return None
-    values = {entity: parsed[entity] for entity in ids}
-    if not all(
-        v is None or (isinstance(v, str | int | float) and not isinstance(v, bool)) for v in values.values()
-    ):
+    try:
+        return {entity: stated_name(parsed[entity]) for entity in ids}
+    except ValueError:
         return None
-    texts = {entity: None if v is None else str(v).strip() for entity, v in values.items()}
-    return {entity: None if v is None or v.casefold() in _NOBODY else v for entity, v in texts.items()}
 
 
 def valid_flags(verdict: Verdict, indices: Sequence[int]) -> dict[int, bool] | None:

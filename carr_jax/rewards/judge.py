@@ -1,13 +1,14 @@
 """Judges: who decides whether an answer is right, whom a response names, and what a page supports.
 
 A judge answers with a `Verdict`; one that could not decide says status "unknown", and whatever it raises is
-taken as unknown by `rewards.carr`.  `ExactJudge` is deterministic and calls nobody.
+taken as unknown by `rewards.carr`, except that it cannot go on at all.  `ExactJudge` is deterministic and calls
+nobody; `rewards.llm_judge` asks a language model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from carr_jax.records import Question, Rubric, Verdict
 from carr_jax.rewards import matching, rubrics
@@ -38,6 +39,22 @@ class Judge(Protocol):
         ablated: then the rubric is judged with its placeholders left open.
         """
         ...
+
+
+_NOBODY = frozenset(("", "null", "none", "unknown", "n/a"))
+
+
+def stated_name(value: Any) -> str | None:
+    """A name as a judge gives it: text, a number taken as text, or None, also for the words for it (RC-06).
+
+    Raises ValueError for anything else.
+    """
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise ValueError(f"{value!r:.80} is no name")
+    text = str(value).strip()
+    return None if text.casefold() in _NOBODY else text
 
 
 class ExactJudge:

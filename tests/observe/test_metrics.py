@@ -17,8 +17,8 @@ from carr_jax.records import End, Score, Verdict
 
 def two_groups():
     """A group with a spread, an unknown and an over-length end; one without a spread, with a format error."""
-    paid = Verdict("outcome", "ok", True, tokens=100, cost_usd=0.5)
-    replayed = Verdict("identify", "ok", {}, tokens=900, cost_usd=9.0, cached=True)
+    paid = Verdict("outcome", "ok", True, tokens=100, cost_usd=0.5, calls=2, invalid=1, from_reasoning=1)
+    replayed = Verdict("identify", "ok", {}, tokens=900, cost_usd=9.0, cached=True, calls=5, invalid=5)
     first = group(
         (
             trajectory(0, calls=3),
@@ -70,7 +70,9 @@ def test_values_by_hand():
         "agent/engine_error": 0.0,
         "agent/missing_logprobs": 0.0,
         "agent/deadline": 0.0,
-        "judge/calls": 2.0,
+        "judge/calls": 4.0,
+        "judge/invalid_rate": 0.5,
+        "judge/from_reasoning": 2.0,
         "judge/cached": 1.0,
         "judge/skipped": 7.0,
         "judge/tokens": 200.0,
@@ -103,7 +105,7 @@ def test_the_share_of_missing_logprobs_is_one_of_tokens():
 
 def test_a_step_of_nothing_has_sums_only():
     row = rollout_metrics([])
-    assert set(row) == {f"judge/{key}" for key in ("calls", "cached", "skipped", "tokens", "cost_usd")}
+    assert set(row) == {f"judge/{key}" for key in "calls cached skipped from_reasoning tokens cost_usd".split()}
     assert set(row.values()) == {0.0}
 
 

@@ -1,0 +1,74 @@
+"""The judge of a run: who it is, where it is asked, what it may cost, and how to go on when it cannot."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from ml_collections import ConfigDict
+
+from carr_jax.llm.cache import ReplyCache
+from carr_jax.llm.client import ChatClient
+from carr_jax.llm.endpoints import parse_endpoint
+from carr_jax.llm.errors import BudgetSpent, CannotGoOn, NotRecorded, NotWritten
+from carr_jax.llm.lanes import ChatOptions
+from carr_jax.llm.ledger import Ledger, Prices
+from carr_jax.preflight import replies_file
+from carr_jax.rewards.judge import ExactJudge, Judge
+from carr_jax.rewards.llm_judge import JudgeOptions, LLMJudge
+
+
+def ledger_file(folder: Path) -> Path:
+    """The account book of a run: what was paid in this folder, whatever cache it used."""
+    return folder / "judge" / "ledger.jsonl"
+
+
+@asynccontextmanager
+async def make_judge(config: ConfigDict, folder: Path) -> AsyncIterator[Judge]:
+    """The judge that `config.judge` describes; its files lie in `folder`, its connections end with the block.
+
+    Raises InputError for endpoints, a cache or an account book that cannot be used.
+    """
+    if config.judge.kind == "exact":
+        yield ExactJudge()
+    else:
+        async with _llm_judge(config, folder) as judge:
+            yield judge
+
+
+@asynccontextmanager
+async def _llm_judge(config: ConfigDict, folder: Path) -> AsyncIterator[LLMJudge]:
+    judge = config.judge
+    prices = Prices(judge.price_prompt, judge.price_cached, judge.price_completion)
+    ledger = Ledger(ledger_file(folder), prices, judge.budget_usd)
+    cache = ReplyCache(replies_file(config, folder), judge.replay)
+    limits = ChatOptions(judge.concurrency, judge.key_concurrency, judge.request_s, judge.queue_s)
+    endpoints = tuple(map(parse_endpoint, judge.endpoints))
+    options = JudgeOptions(
+        judge.temperature,
+        judge.max_tokens,
+        judge.tries,
+        judge.votes,
+        judge.page_bytes,
+        judge.pages_bytes,
+    )
+    try:
+        async with ChatClient(judge.model, endpoints, os.environ, ledger, limits) as client:
+            yield LLMJudge(client, cache, options)
+    finally:
+        cache.close()
+
+
+def how_to_go_on(error: CannotGoOn) -> str:
+    """What a person can do, in one line; what was done is saved by then."""
+    if isinstance(error, BudgetSpent):
+        remedy = "give a larger config.judge.budget_usd"
+    elif isinstance(error, NotRecorded):
+        remedy = "give config.judge.replay=False to ask for it"
+    elif isinstance(error, NotWritten):
+        remedy = "see to that disk"
+    else:
+        remedy = "see to the keys that config.judge.endpoints names"
+    return f"{error}; {remedy}, and the same command goes on from here"

@@ -1,0 +1,1 @@
+"""Asking language models over HTTP: client, reply reader, reply cache, account book.  Never imports jax."""
