@@ -133,12 +133,16 @@ class Generation:
 
 @dataclass(frozen=True)
 class Seen:
-    """A piece of a page that the trajectory saw: kind "snippet", "page" or "match" (a find hit)."""
+    """A piece of a page that the trajectory saw: kind "snippet", "page" or "match" (a find hit).
+
+    `url` is the address that answered; `asked` the one that was asked for, where a redirect lies between.
+    """
 
     url: str
     title: str
     kind: str
     text: str
+    asked: str = ""
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from carr_jax.records import ToolCall
+from carr_jax.records import ToolCall, Trajectory
+from carr_jax.rewards.citations import MAX_PAGES, Reading
 
 SEARCH, OPEN, FIND = "browser.search", "browser.open", "browser.find"
-MAX_PAGES = 20
 _CITATION = re.compile(r"\[\d+\]\((?:view-source:)?(https?://.*?)\)[\],]")
 _PREFIX = re.compile(r"https?://r\.jina\.ai/|view-source:")
 _RESULT = re.compile(
@@ -43,6 +43,12 @@ class Shown(NamedTuple):
     title: str
     published: str
     text: str
+
+
+def read(trajectory: Trajectory) -> Reading:
+    """What the reference's judge is given: the response with its links, and pages by exact spelling."""
+    answer = response_text(trajectory.response or "")
+    return Reading(answer, answer, cited_pages(trajectory.calls, cited_urls(trajectory.response or "")))
 
 
 def search_results(output: str) -> list[Shown]:
