@@ -111,7 +111,8 @@ def without_references(response: str) -> str:
 _NUMBER = r"\d{1,3}"
 # An entry of the References: "[3] ...", "[3]: ...", "[^3]: ...", "3. ...", "- [[3](...)]", "【3】...".
 _ENTRY = re.compile(
-    rf"^[ \t>]{{0,8}}(?:[-*+•][ \t]+)?(?:\*\*)?(?:[\[【［]{{1,2}}\^?({_NUMBER})[\]】］]|\(?({_NUMBER})[.)、．）])",
+    rf"^[ \t>]{{0,8}}(?:[-*+•][ \t]+)?(?:\*\*)?"
+    rf"(?:[\[【［]{{1,2}}\^?({_NUMBER})[\]】］]|\(?({_NUMBER})[.)、．）])",
     re.MULTILINE,
 )
 # "[3]", "[^3]", "[1, 2]", "[1-3]", "【3】" in the prose, but neither a link nor a definition.
@@ -205,12 +206,7 @@ def _page_text(pieces: Iterable[Seen]) -> str:
     return "\n\n".join(t for t in distinct if t in whole or not any(t in opened for opened in whole))
 
 
-_BORDERS = (
-    re.compile(r"\n\s*\n"),
-    re.compile(r"\n"),
-    re.compile(r"(?<=[.!?])\s|(?<=[。！？])"),
-    re.compile(r"\s"),
-)
+_BORDERS = [re.compile(p) for p in (r"\n\s*\n", r"\n", r"(?<=[.!?])\s|(?<=[。！？])", r"\s")]
 
 
 def capped(text: str, limit: int) -> str:

@@ -39,7 +39,7 @@ class Found(NamedTuple):
 
 
 def urls_in(text: str) -> Iterator[Found]:
-    """Every http(s) address of `text` in order: markdown link, autolink or bare, in any bracket and spelling."""
+    """Every http(s) address of `text` in order: markdown link, autolink or bare, in any brackets."""
     position = 0
     while scheme := _SCHEME.search(text, position):
         url, position = _read_url(text, scheme.start(), scheme.end())

@@ -89,7 +89,7 @@ LIST = f"\n\n## References\n[1] Title one. {A}/1\n[2]: {A}/2 'two'\n"
         (f"Not a marker: [1](two).{LIST}", []),
         (f"## References\n1. [One]({A})\n2) <{B}>\n## Explanation\nBoth [1], [2].", [A, B]),
         (
-            f"x [1] [2] [3]\n## References\n- [[1]({A})]\n* [2]({B})\n\n【3】 two lines\n  {A}/c",
+            f"[1] [2] [3]\n## References\n- [[1]({A})]\n* [2]({B})\n\n【3】 two\n  {A}/c",
             [A, B, f"{A}/c"],
         ),
         (f"x [1]\n## References\n[1] one {A} and {B}\n[1] again {B}", [A]),

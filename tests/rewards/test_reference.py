@@ -72,6 +72,7 @@ With a second line.
 [2] Title: Hall again
 [2] URL Source: {HALL}
 [2] Description: The games were held in Oss."""
+PAGE = f"Title: The keeper\n\nURL Source: {KEEPER}\n\nMarkdown Content:\nHe kept it.\n\nOld."
 HISTORY = [
     call("search", FIRST, query="games", num=2),
     call(
