@@ -19,7 +19,7 @@ MAY_IMPORT = {
     "models": {"sharding"},
     "learning": {"models", "sharding"},
     "search": set(),
-    "rewards": set(),
+    "rewards": {"stored"},
     "data": {"rewards", "stored"},
     "agent": set(),
     "rollout": {"agent", "search", "models", "weights"},
