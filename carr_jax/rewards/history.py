@@ -1,8 +1,8 @@
 """Trajectories of any shape as a question and what is to be scored.
 
     ours        {"question": {...}, "trajectory": {...}}: a line of trajectories/step_NNNNNN.jsonl.gz
-    reference   {"history": [messages], "label": ..., "remote_env_info": {...}}: tool outputs are text; also with
-                `metadata.remote_env_info`, tool calls in OpenAI's form, and one dump of columns for many samples
+    reference   {"history": [messages], "label": ..., "remote_env_info": {...}}: tool outputs are text;
+                also with `metadata.remote_env_info`, tool calls in OpenAI's form, or as a dump of columns
     plain       {"question": ..., "answer": ..., "response": ..., "pages": [{"url", "title", "text"}]}
 
 A trajectory that comes without tokens gets none: it can be scored, not trained on.
@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -146,7 +146,7 @@ def _text(value: Any, key: str) -> str:
 
 
 def _end(messages: Sequence[Row], unfinished: bool) -> End:
-    """How the episode ended.  Only an assistant's last word is an answer (AM-09); an abort is nobody's fault."""
+    """How the episode ended.  Only the assistant's last word is an answer (AM-09); an abort is no failure."""
     last = messages[-1] if messages else {}
     if last.get("aborted_content") is not None:
         return End.ENGINE_ERROR
@@ -236,7 +236,7 @@ class _Browser:
             return (self.page,) if self.page else ()
         if tool == "find" and self.page:
             texts = dict.fromkeys(text.strip() for text in _MATCH.split(output)[1:])
-            return tuple(Seen(self.page.url, self.page.title, "match", text) for text in texts)
+            return tuple(replace(self.page, kind="match", text=text) for text in texts)
         return ()
 
     def _target(self, wanted: Any) -> str:

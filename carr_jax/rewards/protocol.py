@@ -1,7 +1,7 @@
 """What the reward server says and understands, as pure functions from request to reply.
 
-`evaluate` speaks the protocol of the reference's reward server: its keys mean the same, and `status`, `reason`,
-`usage` are added.  Where a judge failed, `status` is "unknown" and the rewards that it would have given are null.
+`evaluate` speaks the protocol of the reference's reward server: its keys mean the same; `status`, `reason` and
+`usage` are added.  Where a judge failed, `status` is "unknown" and the rewards that hang on it are null.
 `evaluate_batch` is the group of one question: outcomes first, and only rubric calls that can change a reward.
 """
 
@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from carr_jax.records import End, InputError, Question, Score, Trajectory, Verdict
 from carr_jax.rewards import carr
-from carr_jax.rewards.history import asked, environment_of, from_history
+from carr_jax.rewards.history import environment_of, from_history
 from carr_jax.rewards.judge import Judge
 from carr_jax.rewards.mixing import MODES
 from carr_jax.rewards.rubrics import entity_ids
 
 Json = dict[str, Any]
+T = TypeVar("T")
 _SINGLE = ("history", "label", "task_unfinished", "remote_env_info")
 _BATCH = ("samples", "label", "remote_env_info")
 _SAMPLE = ("history", "task_unfinished")
@@ -68,23 +69,18 @@ def read_batch(body: Any) -> Batch:
 
 
 def _evaluation(body: Json) -> Evaluation:
-    question, trajectory = from_history(_bare(body))
+    question, trajectory = from_history(body)
     return Evaluation(question, trajectory, _share(environment_of(body), "rubric_reward_ratio", 0.0))
 
 
 def _batch(body: Json, mix: str) -> Batch:
     shared = {key: body[key] for key in ("label", "remote_env_info")}
-    read = [from_history(_bare({**shared, **sample}), sample=i) for i, sample in enumerate(body["samples"])]
+    read = [from_history({**shared, **sample}, sample=i) for i, sample in enumerate(body["samples"])]
     return Batch(read[0][0], tuple(trajectory for _, trajectory in read), mix, _share(body, "alpha", 0.3))
 
 
-def _bare(body: Json) -> Json:
-    """The request, once it is sure that it says what was asked."""
-    asked(environment_of(body), body["history"])
-    return body
-
-
-def _reading(read: Any) -> Any:
+def _reading(read: Callable[[], T]) -> T:
+    """What `read` gives; what it cannot use is an InputError."""
     try:
         return read()
     except KeyError as error:
@@ -123,10 +119,8 @@ async def evaluate(work: Evaluation, judge: Judge, citations: str = "tolerant") 
         return _reply(0.0, 0.0, 0.0, {}, (), 0, trajectory.end.value)
     reading = carr.READERS[citations](trajectory)
     outcome, found = await asyncio.gather(
-        _weighted(work.ratio < 1, carr.score_outcome(question, trajectory, reading, judge), Score("ok")),
-        _weighted(
-            work.ratio > 0, carr.judge_rubrics(question, reading, judge, everything=True), carr.Rubrics(0.0)
-        ),
+        carr.score_outcome(question, trajectory, reading, judge) if work.ratio < 1 else _no_weight(Score("ok")),
+        carr.judge_rubrics(question, reading, judge) if work.ratio > 0 else _no_weight(carr.Rubrics(0.0)),
     )
     first = outcome.outcome if outcome.known else None
     reward = None if None in (first, found.reward) else (1 - work.ratio) * first + work.ratio * found.reward
@@ -148,11 +142,8 @@ async def evaluate_batch(work: Batch, judge: Judge, citations: str = "tolerant")
     }
 
 
-async def _weighted(wanted: bool, judged: Any, default: Any) -> Any:
-    if wanted:
-        return await judged
-    judged.close()
-    return default
+async def _no_weight(part: T) -> T:
+    return part
 
 
 def _sample(question: Question, score: Score, reward: float) -> Json:

@@ -99,8 +99,8 @@ def make_app(
     app.router.add_post(
         "/evaluate_batch", _handler(desk, protocol.read_batch, protocol.evaluate_batch, judge, citations)
     )
-    app.router.add_get("/health", lambda _: _health(desk))
-    app.router.add_get("/metrics", lambda _: _metrics(desk))
+    app.router.add_get("/health", _health)
+    app.router.add_get("/metrics", _metrics)
     return app
 
 
@@ -177,17 +177,17 @@ def _count(desk: Desk, reply: protocol.Json) -> None:
         desk.counts[f"judge_{key}_total"] += value
 
 
-async def _health(desk: Desk) -> web.Response:
+async def _health(request: web.Request) -> web.Response:
+    desk = request.app[DESK]
     status = {"status": "closing" if desk.closing else "ok", "inside": desk.inside}
     return web.json_response(status, status=503 if desk.closing else 200)
 
 
-async def _metrics(desk: Desk) -> web.Response:
+async def _metrics(request: web.Request) -> web.Response:
+    desk = request.app[DESK]
     gauges = {"inside": desk.inside, "evaluations_limit": desk.limits.evaluations}
-    lines = [
-        f"carr_reward_{name} {value:g}"
-        for name, value in {**gauges, **dict(sorted(desk.counts.items()))}.items()
-    ]
+    values = {**gauges, **dict(sorted(desk.counts.items()))}
+    lines = [f"carr_reward_{name} {value:.15g}" for name, value in values.items()]
     return web.Response(text="\n".join(lines) + "\n", content_type="text/plain")
 
 
