@@ -2,8 +2,9 @@
 
     python launch/serve_rewards.py --judge=exact --port=8888
 
-POST /evaluate and /evaluate_batch, GET /health and /metrics: see carr_jax/rewards/server.py.  To listen on another
-address than this machine's own, set CARR_REWARD_TOKEN; clients then send `Authorization: Bearer ...`.  SIGTERM ends it once everything that was asked is answered.
+POST /evaluate and /evaluate_batch, GET /health and /metrics: see carr_jax/rewards/server.py.  To listen on an
+address that others reach, set CARR_REWARD_TOKEN; clients then send `Authorization: Bearer ...`.  SIGTERM ends it
+once everything that was asked is answered.
 """
 
 import argparse

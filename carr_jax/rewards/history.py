@@ -85,7 +85,9 @@ def from_history(row: Row, name: str = "", sample: int = 0) -> Pair:
 
 def environment_of(row: Row) -> Row:
     """`remote_env_info`, wherever a row has it."""
-    found = row.get("remote_env_info") or (row.get("metadata") or {}).get("remote_env_info") or {}
+    found = row.get("remote_env_info", (row.get("metadata") or {}).get("remote_env_info"))
+    if found is None:
+        return {}
     if not isinstance(found, Mapping):
         raise TypeError(f"remote_env_info must be an object, got {type(found).__name__}")
     return found
