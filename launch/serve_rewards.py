@@ -3,8 +3,8 @@
     python launch/serve_rewards.py --judge=exact --port=8888
 
 POST /evaluate and /evaluate_batch, GET /health and /metrics: see carr_jax/rewards/server.py.  To listen on an
-address that others reach, set CARR_REWARD_TOKEN; clients then send `Authorization: Bearer ...`.  SIGTERM ends it
-once everything that was asked is answered.
+address that others reach, set CARR_REWARD_TOKEN; clients then send `Authorization: Bearer ...`.  SIGTERM ends
+it once everything that was asked is answered.
 """
 
 import argparse

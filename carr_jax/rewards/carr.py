@@ -144,16 +144,24 @@ async def score_outcome(
         return Score("unknown", reason=f"episode ended by {trajectory.end.value}")
     if trajectory.end is not End.ANSWERED:
         return Score("ok", reason=trajectory.end.value)
-    verdict = await ask("outcome", judge.outcome(question, reading.answer))
+    verdict, pages = await asyncio.gather(
+        ask("outcome", judge.outcome(question, reading.answer)), _pages_meanwhile(reading)
+    )
     score = Score(
         "ok",
         entity_match=entity_match(question, trajectory.thoughts, robust=robust_entities),
-        citations=len(reading.pages),
+        citations=len(pages),
         verdicts=(verdict,),
     )
     if verdict.status != "ok" or not isinstance(verdict.parsed, bool | np.bool_):
         return dataclasses.replace(score, status="unknown", reason=_why("outcome", verdict))
     return dataclasses.replace(score, outcome=float(verdict.parsed))
+
+
+async def _pages_meanwhile(reading: Reading) -> Mapping[str, str]:
+    """The cited pages, looked for once the judges of all trajectories are at work."""
+    await asyncio.sleep(0)
+    return reading.pages
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,13 +7,14 @@ as `[3]` there that the References give an address.  All functions take linear t
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from carr_jax.records import Seen, Trajectory
-from carr_jax.rewards.urls import LINK_STOP, Found, canonical_url, url_end, urls_in
+from carr_jax.rewards.urls import LINK_STOP, Found, canonical_url, host_of, url_end, urls_in
 
 MAX_PAGES = 20  # cited pages that count (CaRR eq. 8)
 PAGE_CHARS = 30_000  # of one page that a judge reads: three opened parts
@@ -27,22 +28,29 @@ class Reading:
     """What a judge is given of a trajectory.
 
     `answer` is the response without its References, `stated` the same without addresses (an address names
-    nobody), `pages` maps each cited page to the text that the trajectory saw of it.
+    nobody), `collect` finds the cited pages.
     """
 
     answer: str
     stated: str
-    pages: Mapping[str, str]
+    collect: Callable[[], Mapping[str, str]]
+
+    @functools.cached_property
+    def pages(self) -> Mapping[str, str]:
+        """Each cited page with the text that the trajectory saw of it; worked out when first asked for."""
+        return self.collect()
 
 
 def read(trajectory: Trajectory) -> Reading:
     """The tolerant reading; `rewards.reference.read` is the strict one."""
     response = trajectory.response or ""
     answer = without_references(response)
-    pages = seen_text(trajectory.seen, cited_urls(response))
-    return Reading(
-        answer, without_links(answer), {url: capped(text, PAGE_CHARS) for url, text in pages.items()}
-    )
+    return Reading(answer, without_links(answer), lambda: _cited_pages(trajectory, response))
+
+
+def _cited_pages(trajectory: Trajectory, response: str) -> dict[str, str]:
+    seen = seen_text(trajectory.seen, cited_urls(response))
+    return {url: capped(text, PAGE_CHARS) for url, text in seen.items()}
 
 
 # ---------------------------------------------------------------------------------------------------- sections
@@ -188,9 +196,16 @@ def seen_text(seen: Iterable[Seen], urls: Iterable[str], limit: int = MAX_PAGES)
     not count towards the limit.  A page is found by the address that answered and by the one asked for.
     """
     cited = {canonical_url(url): url for url in urls}
+    hosts = {None, *map(host_of, cited)}  # most of what was seen stands elsewhere, and is told by its host
     pieces: dict[str, list[Seen]] = {}
     for piece in seen:
-        for key in {canonical_url(address) for address in (piece.url, piece.asked) if address}:
+        if piece.asked:
+            keys = {canonical_url(piece.url), canonical_url(piece.asked)}
+        elif host_of(piece.url) in hosts:
+            keys = (canonical_url(piece.url),)
+        else:
+            continue
+        for key in keys:
             if key in cited:
                 pieces.setdefault(key, []).append(piece)
     texts = ((url, _page_text(pieces[key])) for key, url in cited.items() if key in pieces)

@@ -211,11 +211,10 @@ def _call(call: Row) -> tuple[str, str, Row]:
 
 # ------------------------------------------------------------------------------------------------ tool outputs
 
-_BLOCK_START = re.compile(r"^(?=\[\d+\] Title:)", re.MULTILINE)
 _BLOCK = re.compile(
-    r"\[(\d+)\] Title:([^\n]*)\n\[\1\] URL Source:([^\n]*)\n\[\1\] Description:(.*?)"
-    r"(?:\n\[\1\] Date:[^\n]*)?\Z",
-    re.DOTALL,
+    r"^\[(\d+)\] Title:([^\n]*)\n\[\1\] URL Source:([^\n]*)\n\[\1\] Description:"
+    r"([^\n]*(?:\n(?!\[\d+\] Title:)[^\n]*)*)",
+    re.MULTILINE,
 )
 _MATCH = re.compile(r"^\[Match \d+\]\n", re.MULTILINE)
 
@@ -252,9 +251,10 @@ class _Browser:
 
 def _snippets(output: str) -> Iterator[Seen]:
     """One piece for each result block, with or without a date."""
-    for text in _BLOCK_START.split(output):
-        if block := _BLOCK.match(text.rstrip()):
-            yield Seen(block[3].strip(), block[2].strip(), "snippet", block[4].strip())
+    for number, title, url, shown in _BLOCK.findall(output):
+        text = shown.strip()
+        before, dated, date = text.rpartition(f"\n[{number}] Date:")
+        yield Seen(url.strip(), title.strip(), "snippet", before if dated and "\n" not in date else text)
 
 
 def _page(output: str, wanted: str) -> Seen | None:

@@ -47,8 +47,9 @@ class Shown(NamedTuple):
 
 def read(trajectory: Trajectory) -> Reading:
     """What the reference's judge is given: the response with its links, and pages by exact spelling."""
-    answer = response_text(trajectory.response or "")
-    return Reading(answer, answer, cited_pages(trajectory.calls, cited_urls(trajectory.response or "")))
+    response = trajectory.response or ""
+    answer = response_text(response)
+    return Reading(answer, answer, lambda: cited_pages(trajectory.calls, cited_urls(response)))
 
 
 def search_results(output: str) -> list[Shown]:

@@ -86,9 +86,11 @@ def _split(url: str) -> SplitResult | None:
         return None
 
 
-# Most addresses need no thought: nothing to decode, drop or lower.
-_PLAIN = re.compile(
-    r"https?://(?!r\.jina\.ai/|www\.)((?:[a-z0-9][a-z0-9-]*\.)+[a-z]{2,})(/[\w.~/()!$'*,;:@&=+-]*)?\Z", re.ASCII
+# Most addresses are already written so that only their escapes need thought.
+_USUAL = re.compile(
+    r"https?://(?!(?:www\.)*r\.jina\.ai/)((?:[a-z0-9][a-z0-9-]*\.)+[a-z]{2,})"
+    r"(/[\w.~/()!$'*,;:@&=+%-]*)?(?:\?([\w.~/?()!$'*,;:@&=+%-]*))?(?:#.*)?\Z",
+    re.ASCII,
 )
 _CACHED_CHARS = 2_000  # longer addresses are no honest ones, and would fill the memory
 
@@ -100,9 +102,27 @@ def canonical_url(url: str) -> str:
     default port, fragment, trailing slash, empty query.  Escapes are decoded where that cannot change the
     meaning, and written in upper case elsewhere.  What is no http(s) URL is its own key.
     """
-    if plain := _PLAIN.match(url):
-        return f"https://{plain[1]}{(plain[2] or '').rstrip('/')}"
-    return _cached_key(url) if len(url) <= _CACHED_CHARS else _key(url)
+    usual = _USUAL.match(url)
+    if not usual:
+        return _cached_key(url) if len(url) <= _CACHED_CHARS else _key(url)
+    host, path, query = usual.groups("")
+    if "%" in path:
+        path = _ESCAPES.sub(lambda run: _unescaped(run[0], _PATH_SAFE), path)
+    if "%" in query:
+        query = _ESCAPES.sub(lambda run: _unescaped(run[0], _QUERY_SAFE), query)
+    return f"https://{_without_www(host)}{path.rstrip('/')}{'?' if query else ''}{query}"
+
+
+_USUAL_HOST = re.compile(r"https?://(?:www\.)*([a-z0-9.-]*[a-z0-9-])(?=[/?#]|\Z)")
+
+
+def host_of(url: str) -> str | None:
+    """The host without "www.", or None where that takes more than a look.
+
+    Two addresses whose hosts are known and differ have different keys.
+    """
+    usual = _USUAL_HOST.match(url)
+    return usual[1] if usual and usual[1] != "r.jina.ai" else None
 
 
 def _key(url: str) -> str:
@@ -123,33 +143,40 @@ def _normalised(url: str) -> str:
     parts = _split(url)
     if parts is None:
         return url
-    host = unicodedata.normalize("NFC", parts.hostname.rstrip("."))
-    while host.startswith("www.") and "." in host[4:].rstrip("."):
-        host = host[4:]
+    host = _without_www(unicodedata.normalize("NFC", parts.hostname.rstrip(".")))
     host = f"[{host}]" if ":" in host else host
     default = parts.port in (None, 80 if parts.scheme == "http" else 443)
     user = f"{parts.netloc.rpartition('@')[0]}@" if "@" in parts.netloc else ""
-    path = _normalised_escapes(parts.path, safe="/!$'()*,;:@&=+").rstrip("/")
-    query = _normalised_escapes(parts.query, safe="/?!$'()*,:@", keep="&=+;")
+    path = _quoted(parts.path, _PATH_SAFE).rstrip("/")
+    query = _quoted(parts.query, _QUERY_SAFE, keep="&=+;")
     return f"https://{user}{host}{'' if default else f':{parts.port}'}{path}{'?' if query else ''}{query}"
 
 
-_OCTETS = re.compile(r"(?:%[0-9A-Fa-f]{2})+|[^%]+|%")
+def _without_www(host: str) -> str:
+    while host.startswith("www.") and "." in host[4:].rstrip("."):
+        host = host[4:]
+    return host
 
 
-def _normalised_escapes(text: str, safe: str, keep: str = "") -> str:
-    """Decode escapes of unreserved and `safe` characters; characters of `keep` stay as they were written.
+# Characters that may stand unescaped.  "/" may in both, but an escaped "%2F" in a path names another resource,
+# and stays; in a query, where "&=+;" have a meaning that their escapes have not, the two are equal.
+_PATH_SAFE = "!$'()*,;:@&=+"
+_QUERY_SAFE = "/?!$'()*,:@"
+_ESCAPES = re.compile(r"(?:%[0-9A-Fa-f]{2})+|%")
+_OCTETS = re.compile(rf"{_ESCAPES.pattern}|[^%]+")
 
-    "/" is in `safe` because it may stand there unescaped, but an escaped "%2F" in a path names another resource
-    and stays; in a query ("?" in `safe`) the two are equal.
-    """
+
+def _quoted(text: str, safe: str, keep: str = "") -> str:
+    """Decode escapes of unreserved and `safe` characters; "/" and those of `keep` stay as they were written."""
 
     def one(match: re.Match) -> str:
         run = match[0]
-        if run == "%":
-            return "%25"
-        if not run.startswith("%"):
-            return quote(run, safe=safe + keep, errors="surrogatepass")
-        return quote(unquote_to_bytes(run), safe=safe if "?" in safe else safe.replace("/", ""))
+        return _unescaped(run, safe) if run[0] == "%" else quote(run, f"/{safe}{keep}", errors="surrogatepass")
 
     return _OCTETS.sub(one, text)
+
+
+@functools.lru_cache(maxsize=4096)
+def _unescaped(run: str, safe: str) -> str:
+    """A run of escapes, or a "%" that begins none."""
+    return quote(unquote_to_bytes(run), safe) if len(run) > 1 else "%25"

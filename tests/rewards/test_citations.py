@@ -184,8 +184,26 @@ def test_two_pages_stay_two(one, other):
     assert canonical_url(one) != canonical_url(other)
 
 
-hosts = st.sampled_from(["a.com", "www.a.com", "r.jina.ai", "a-b.co.uk", "a", "1.2.3.4", "a..com", "-a.com"])
-paths = st.text("ab/.~()!$'*,;:@&=+-_%1?#", max_size=8)
+hosts = st.sampled_from(
+    [
+        "a.com",
+        "www.a.com",
+        "www.r.jina.ai",
+        "www.www.com",
+        "A.com",
+        "a.com:80",
+        "r.jina.ai",
+        "a-b.co.uk",
+        "a",
+        "1.2.3.4",
+        "a..com",
+        "-a.com",
+    ]
+)
+paths = st.lists(
+    st.sampled_from(["%2F", "%41", "%c3%a9", "%zz", "https://b.com", "é", *"ab/.~()!$'*,;:@&=+-_%1?# "]),
+    max_size=8,
+).map("".join)
 
 
 @settings(max_examples=300, deadline=None)
@@ -193,6 +211,14 @@ paths = st.text("ab/.~()!$'*,;:@&=+-_%1?#", max_size=8)
 def test_the_quick_way_to_a_key_is_the_long_way(scheme, host, path):
     url = f"{scheme}{host}/{path}"
     assert canonical_url(url) == urls._key(url)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(["http://", "HTTPS://", ""]), hosts, paths), min_size=2, max_size=2))
+def test_other_hosts_have_other_keys(pair):
+    one, other = ("".join(parts) for parts in pair)
+    if None not in (urls.host_of(one), urls.host_of(other)) and urls.host_of(one) != urls.host_of(other):
+        assert canonical_url(one) != canonical_url(other)
 
 
 pieces = st.sampled_from(
