@@ -190,10 +190,10 @@ def placeholder_writer(content):
 
 def address_namer(content):
     """Names only inside addresses, which name nobody."""
-    names = [n[0] for e, n in content.question.entities.items() if e != "E0"]
-    hidden = [f"https://world.example/wiki/{name.replace(' ', '_')}" for name in names]
+    names = [n[0].replace(" ", "_") for e, n in content.question.entities.items() if e != "E0"]
+    hidden = [f"https://world.example/wiki/{name}" for name in names]
     return sections(
-        f"{cite(hidden)} {cite(content.seen)} [see](https://x.example/{'_'.join(hidden)})", "unknown"
+        f"{cite(hidden)} {cite(content.seen)} <https://x.example/{'/'.join(names)}>", content.answer
     )
 
 

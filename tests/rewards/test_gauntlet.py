@@ -39,10 +39,9 @@ class Credulous:
         return all(matching.mentions(page, [name]) for name in names)
 
 
-HEDGERS = [
-    a for a in ADVERSARIES if a.name.endswith("hedger")
-]  # take judgement: their readers are all deceived
-# The reference knows one spelling of the References heading, takes the last for the only one, and lets its judge
+# What takes judgement: a reader without it is deceived, whatever it is given.
+HEDGERS = [a for a in ADVERSARIES if a.name.endswith("hedger")]
+# The reference knows one spelling of the References heading, takes the last for the only one, and has its judge
 # read names in addresses.
 HOLES = {"bold hider", "underlined hider", "twice hedger", "address namer", "placeholder writer"}
 
@@ -92,15 +91,15 @@ def test_honest_work_is_paid():
             assert (got.outcome, got.rubric) == (1.0, 0.0)
 
 
-def test_the_table(capsys):
+def test_the_table():
     """Means over all contents; half of them have the right answer."""
-    table = Table("adversary", "outcome", "rubric", "its twin's outcome", "rubric")
+    table = Table("adversary", "outcome", "rubric", "its twin's outcome", "its twin's rubric")
     for adversary in ADVERSARIES:
         pairs = earned(adversary, ExactJudge())
         means = [sum(pair[side][part] for pair in pairs) / len(pairs) for side in (0, 1) for part in (0, 1)]
         table.add_row(adversary.name, *(f"{mean:.2f}" for mean in means))
+        assert means[0] <= means[2] and means[1] <= means[3]
     Console(width=80).print(table)
-    assert "citation spammer" in capsys.readouterr().out
 
 
 def test_contents_differ():
