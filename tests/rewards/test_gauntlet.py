@@ -4,6 +4,8 @@ Two judges: the exact one, and one that believes whatever it is given to read.  
 around a judge are worth: what it is never given cannot deceive it.
 """
 
+import functools
+
 import pytest
 from adversaries import ADVERSARIES, Content, contents, honest, silent, worked
 from rich.console import Console
@@ -14,7 +16,7 @@ from carr_jax.records import Verdict
 from carr_jax.rewards import matching, rubrics
 from carr_jax.rewards.judge import ExactJudge
 
-CONTENTS = list(contents())
+CONTENTS, EXACT = list(contents()), ExactJudge()
 
 
 class Credulous:
@@ -46,6 +48,7 @@ HEDGERS = [a for a in ADVERSARIES if a.name.endswith("hedger")]
 HOLES = {"bold hider", "underlined hider", "twice hedger", "address namer", "placeholder writer"}
 
 
+@functools.cache
 def earned(adversary, judge, citations="tolerant"):
     """[(adversary's, twin's)] over all contents, each (outcome, rubric reward)."""
     pairs = []
@@ -66,7 +69,7 @@ def beaten(adversary, judge, citations="tolerant"):
 
 @pytest.mark.parametrize("adversary", ADVERSARIES, ids=lambda a: a.name)
 def test_the_exact_judge_is_not_deceived(adversary):
-    assert not beaten(adversary, ExactJudge())
+    assert not beaten(adversary, EXACT)
 
 
 @pytest.mark.parametrize("adversary", [a for a in ADVERSARIES if a not in HEDGERS], ids=lambda a: a.name)
@@ -76,7 +79,7 @@ def test_what_is_not_given_deceives_nobody(adversary):
 
 @pytest.mark.parametrize("adversary", ADVERSARIES, ids=lambda a: a.name)
 def test_the_strict_reading_has_the_holes_of_the_reference_and_no_others(adversary):
-    assert bool(beaten(adversary, ExactJudge(), "strict_reference")) == (adversary.name in HOLES)
+    assert bool(beaten(adversary, EXACT, "strict_reference")) == (adversary.name in HOLES)
 
 
 def test_honest_work_is_paid():
@@ -84,7 +87,7 @@ def test_honest_work_is_paid():
     whole = [c for c in CONTENTS if c.right and set(c.question.gold_urls) <= c.seen.keys()]
     assert len(whole) == 4
     for c in whole:
-        for judge in (ExactJudge(), Credulous()):
+        for judge in (EXACT, Credulous()):
             got = score(c.question, worked(c, honest(c)), judge)
             assert (got.outcome, got.rubric) == (1.0, 1.0)
             got = score(c.question, worked(c, silent(c)), judge)
@@ -95,7 +98,7 @@ def test_the_table():
     """Means over all contents; half of them have the right answer."""
     table = Table("adversary", "outcome", "rubric", "its twin's outcome", "its twin's rubric")
     for adversary in ADVERSARIES:
-        pairs = earned(adversary, ExactJudge())
+        pairs = earned(adversary, EXACT)
         means = [sum(pair[side][part] for pair in pairs) / len(pairs) for side in (0, 1) for part in (0, 1)]
         table.add_row(adversary.name, *(f"{mean:.2f}" for mean in means))
         assert means[0] <= means[2] and means[1] <= means[3]
