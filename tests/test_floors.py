@@ -37,6 +37,7 @@ MAY_IMPORT = {
     "agreement": {"agent", "learning", "rollout"},
     "actor": LOOP - {"learning", "sanity"},
     "train": LOOP | {"actor", "agreement", "distributed"},
+    "scoring": {"observe", "rewards", "stored"},
     "sft": LOOP | {"distributed", "search"},
     "planning": {"command", "config", "learner", "learning", "models", "sharding"},
 }
