@@ -18,7 +18,7 @@ from carr_jax.observe.begun import read_begun
 from carr_jax.policy import Policy, write_policy
 from carr_jax.records import Question, Score, Trajectory
 from carr_jax.rewards.carr import score_group
-from carr_jax.rewards.judge import ExactJudge
+from carr_jax.rewards.judge import make_judge
 from carr_jax.rollout.embedded import EmbeddedEngine
 from carr_jax.rollout.engine import Engine
 from carr_jax.rollout.fleet import PoolOptions
@@ -122,7 +122,7 @@ def make_rollouts(config: ConfigDict, policy: Policy, task: Task, engine: Engine
 
 
 def make_scorer(config: ConfigDict) -> Scorer:
-    judge = ExactJudge()
+    judge = make_judge("exact")
 
     async def score(question: Question, trajectories: Sequence[Trajectory]) -> Sequence[Score]:
         return await score_group(
@@ -132,6 +132,7 @@ def make_scorer(config: ConfigDict) -> Scorer:
             config.reward.mix,
             score_everything=config.reward.score_everything,
             robust_entities=config.reward.entity_names == "robust",
+            citations=config.reward.citations,
         )
 
     return score

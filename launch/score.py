@@ -11,6 +11,7 @@ same command keeps those that are known and asks for the others.
 import argparse
 import asyncio
 import sys
+from collections import Counter
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # works from a clone that is not installed
@@ -73,6 +74,9 @@ def run(arguments):
         raise InputError(f"{given.file}: no trajectories")
     title = f"{given.file.name}, by the judge {given.judge}, {given.citations} citations"
     show_verdicts(title, means(found.verdicts), ends(found.verdicts), spent(found.verdicts), console)
+    if reasons := Counter(v.score.reason for v in found.verdicts if not v.score.known):
+        reason, count = reasons.most_common(1)[0]
+        console.print(f"unknown, {count:,} times: {reason}", style="yellow", markup=False, soft_wrap=True)
     before = f" ({found.kept:,} were there already)" if found.kept else ""
     console.print(f"{len(found.verdicts):,} verdicts in {given.out}{before}", markup=False, soft_wrap=True)
 
