@@ -10,6 +10,7 @@ observations, 10 rubrics, and a response with 8 citations; no two share an addre
 """
 
 import asyncio
+import gc
 import json
 import time
 
@@ -104,6 +105,7 @@ async def cpu_ms(make, rows, citations):
 async def waiting():
     """Wall seconds for 16 groups of 8, their trajectories already read."""
     groups = [[from_history(row(1000 + 8 * g + i)) for i in range(8)] for g in range(16)]
+    gc.collect()  # what was left by the measurements before
     start = time.monotonic()
     await asyncio.gather(
         *(carr.score_group(g[0][0], [t for _, t in g], Yes(0.5), "carr_paper") for g in groups)

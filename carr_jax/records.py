@@ -8,6 +8,7 @@ Question -> Generation -> ToolResult -> Turn -> Trajectory -> Verdict -> Score -
 from __future__ import annotations
 
 import enum
+import functools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -39,7 +40,7 @@ class Rubric:
     support_urls: tuple[str, ...] = ()
     relation: str = "fact"
 
-    @property
+    @functools.cached_property
     def entities(self) -> tuple[str, ...]:
         """Placeholder ids in order of first appearance, e.g. ("E1", "E0")."""
         return tuple(dict.fromkeys(PLACEHOLDER.findall(self.text)))
