@@ -142,6 +142,7 @@ def make_scorer(config: ConfigDict, judge: Judge) -> Scorer:
             config.reward.mix,
             score_everything=config.reward.score_everything,
             robust_entities=config.reward.entity_names == "robust",
+            citations=config.reward.citations,
         )
 
     return score

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 
 from ml_collections import ConfigDict
 
+from carr_jax.rewards.carr import READERS
 from carr_jax.rewards.mixing import MODES
 
 
@@ -134,6 +135,7 @@ def rl() -> ConfigDict:
         mix="carr_paper",  # how outcome and rubric reward become one number, see rewards/mixing.py
         alpha=0.3,  # weight of the rubric (or entity) reward
         entity_names="exact",  # e_grpo looks for: exact canonical names, or robust: any name, folded
+        citations="tolerant",  # how they are read: tolerant, or strict_reference (as the public code does)
         over_length="stats_only",  # over-length: stats_only, train_as_failure or drop
         score_everything=False,  # also judge rubrics that cannot change a reward, for the metrics
     )
@@ -226,6 +228,7 @@ _CHOICES = {
     "learn.normalizer": ("global_tokens", "per_group", "per_sequence"),
     "learn.ratio_correction": ("icepop", "tis", "none"),
     "reward.entity_names": ("exact", "robust"),
+    "reward.citations": tuple(READERS),
     "reward.over_length": ("stats_only", "train_as_failure", "drop"),
     "reward.mix": MODES,
     "judge.kind": ("exact", "llm"),

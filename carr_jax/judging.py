@@ -3,21 +3,45 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from ml_collections import ConfigDict
 
+from carr_jax import command
+from carr_jax.config import problems, rl
 from carr_jax.llm.cache import ReplyCache
 from carr_jax.llm.client import ChatClient
 from carr_jax.llm.endpoints import parse_endpoint
 from carr_jax.llm.errors import BudgetSpent, CannotGoOn, NotRecorded, NotWritten
 from carr_jax.llm.lanes import ChatOptions
 from carr_jax.llm.ledger import Ledger, Prices
-from carr_jax.preflight import replies_file
+from carr_jax.preflight import judge_problems, replies_file
+from carr_jax.records import InputError
 from carr_jax.rewards.judge import ExactJudge, Judge
 from carr_jax.rewards.llm_judge import JudgeOptions, LLMJudge
+
+
+def judge_name(config: ConfigDict) -> str:
+    """What to call the judge where its verdicts are shown or kept."""
+    return config.judge.kind if config.judge.kind == "exact" else config.judge.model
+
+
+def chosen_judge(argv: Sequence[str], folder: Path) -> ConfigDict:
+    """The configuration whose judge a command of `launch/` is to use.
+
+    That of --config=FILE with what --config.judge.field=value changes; the exact judge without one.  Raises
+    InputError for all that it lacks at once.
+    """
+    ours = [a for a in argv[1:] if a.startswith("--config")]
+    config = command.parse([argv[0], *ours])[0] if ours else rl()
+    if "judge" not in config:
+        raise InputError("this configuration has no section judge; give one for reinforcement learning")
+    wrong = [p for p in problems(config) if p.startswith("config.judge.")]
+    if wrong := wrong or judge_problems(config, folder):
+        raise InputError("cannot start: " + "; ".join(wrong))
+    return config
 
 
 def ledger_file(folder: Path) -> Path:

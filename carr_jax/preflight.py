@@ -47,7 +47,7 @@ def preflight(config: ConfigDict, workdir: Path) -> list[str]:
         for address in flat.get("rollout.servers", ())
         if (error := _silence(address))
     ]
-    judge = _judge_problems(config, workdir) if flat.get("judge.kind") == "llm" else []
+    judge = judge_problems(config, workdir) if "judge" in config else []
     return found + servers + judge + _workdir_problems(config, workdir)
 
 
@@ -69,8 +69,10 @@ def replies_file(config: ConfigDict, folder: Path) -> Path:
     return Path(config.judge.cache or folder / "judge" / "replies.sqlite")
 
 
-def _judge_problems(config: ConfigDict, workdir: Path) -> list[str]:
+def judge_problems(config: ConfigDict, workdir: Path) -> list[str]:
     """What an LLM judge lacks: a record to replay, or keys, and endpoints that listen."""
+    if config.judge.kind != "llm":
+        return []
     cache = replies_file(config, workdir)
     if config.judge.replay:
         missing = f"config.judge.replay: there is no record {cache}; make one with config.judge.replay=False"

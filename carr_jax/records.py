@@ -8,6 +8,7 @@ Question -> Generation -> ToolResult -> Turn -> Trajectory -> Verdict -> Score -
 from __future__ import annotations
 
 import enum
+import functools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -39,7 +40,7 @@ class Rubric:
     support_urls: tuple[str, ...] = ()
     relation: str = "fact"
 
-    @property
+    @functools.cached_property
     def entities(self) -> tuple[str, ...]:
         """Placeholder ids in order of first appearance, e.g. ("E1", "E0")."""
         return tuple(dict.fromkeys(PLACEHOLDER.findall(self.text)))
@@ -133,12 +134,16 @@ class Generation:
 
 @dataclass(frozen=True)
 class Seen:
-    """A piece of a page that the trajectory saw: kind "snippet", "page" or "match" (a find hit)."""
+    """A piece of a page that the trajectory saw: kind "snippet", "page" or "match" (a find hit).
+
+    `url` is the address that answered; `asked` the one that was asked for, where a redirect lies between.
+    """
 
     url: str
     title: str
     kind: str
     text: str
+    asked: str = ""
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,15 @@ import numpy as np
 
 from carr_jax.llm.errors import CannotGoOn
 from carr_jax.records import End, Question, Rubric, RubricScore, Score, Trajectory, Verdict
-from carr_jax.rewards import rubrics
-from carr_jax.rewards.citations import cited_urls, seen_text, without_links, without_references
+from carr_jax.rewards import citations, reference, rubrics
+from carr_jax.rewards.citations import Reading
 from carr_jax.rewards.entities import entity_match
 from carr_jax.rewards.judge import Judge, stated_name
 from carr_jax.rewards.mixing import MODES, mix_rewards
+
+# How citations are read: everything that a person would call one, or exactly what the public reference accepts.
+READERS = {"tolerant": citations.read, "strict_reference": reference.read}
+
 
 # ------------------------------------------------------------------------------------------------ pure steps
 
@@ -131,9 +135,9 @@ def valid_flags(verdict: Verdict, indices: Sequence[int]) -> dict[int, bool] | N
 
 
 async def score_outcome(
-    question: Question, trajectory: Trajectory, judge: Judge, robust_entities: bool = False
+    question: Question, trajectory: Trajectory, reading: Reading, judge: Judge, robust_entities: bool = False
 ) -> Score:
-    """R_o, the entity match and the number of citations; rubrics are left for later (`rubric` is None).
+    """R_o, the entity match and the number of cited pages; rubrics are left for later (`rubric` is None).
 
     A format error and the over-length ends are known zeros without a call; a failure of the infrastructure, or
     of the judge, is unknown.
@@ -142,17 +146,24 @@ async def score_outcome(
         return Score("unknown", reason=f"episode ended by {trajectory.end.value}")
     if trajectory.end is not End.ANSWERED:
         return Score("ok", reason=trajectory.end.value)
-    response = trajectory.response or ""
-    verdict = await ask("outcome", judge.outcome(question, without_references(response)))
+    verdict, pages = await asyncio.gather(
+        ask("outcome", judge.outcome(question, reading.answer)), _pages_meanwhile(reading)
+    )
     score = Score(
         "ok",
         entity_match=entity_match(question, trajectory.thoughts, robust=robust_entities),
-        citations=len(cited_urls(response)),
+        citations=len(pages),
         verdicts=(verdict,),
     )
     if verdict.status != "ok" or not isinstance(verdict.parsed, bool | np.bool_):
         return dataclasses.replace(score, status="unknown", reason=_why("outcome", verdict))
     return dataclasses.replace(score, outcome=float(verdict.parsed))
+
+
+async def _pages_meanwhile(reading: Reading) -> Mapping[str, str]:
+    """The cited pages, looked for once the judges of all trajectories are at work."""
+    await asyncio.sleep(0)
+    return reading.pages
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,29 +178,22 @@ class Rubrics:
 
 
 async def judge_rubrics(
-    question: Question,
-    trajectory: Trajectory,
-    judge: Judge,
-    mix: str = "carr_paper",
-    *,
-    everything: bool = False,
+    question: Question, reading: Reading, judge: Judge, mix: str = "carr_paper", *, everything: bool = False
 ) -> Rubrics:
     """R_r of an answered trajectory.
 
     Calls are skipped (unless `everything`) once R_r is sure to be 0: no cited page was seen, no rubric is
     identified, or E0 is not.  A verdict that is missing after that point leaves R_r at 0.
     """
-    response = trajectory.response or ""
-    pages = seen_text(trajectory, cited_urls(response))
+    pages = reading.pages
     if not question.rubrics:
         return Rubrics(0.0, reason="no rubrics")
     if not pages and not everything:
         skipped = 1 if mix == "carr_no_identification" else 2
         return Rubrics(0.0, _nothing(question), skipped_calls=skipped, reason="no cited page was seen")
-    stated = without_links(without_references(response))  # an address names nobody
     names, verdicts = None, ()
     if mix != "carr_no_identification":
-        verdict = await ask("identify", judge.identify(question, stated))
+        verdict = await ask("identify", judge.identify(question, reading.stated))
         verdicts = (verdict,)
         names = valid_names(verdict, rubrics.entity_ids(question.rubrics))
         if names is None:
@@ -245,6 +249,7 @@ def _why(step: str, verdict: Verdict) -> str:
 async def add_rubrics(
     question: Question,
     trajectory: Trajectory,
+    reading: Reading,
     score: Score,
     judge: Judge,
     mix: str,
@@ -262,7 +267,7 @@ async def add_rubrics(
     if not needed and not everything:
         calls = 0 if not question.rubrics else 1 if mix == "carr_no_identification" else 2
         return dataclasses.replace(score, skipped_calls=calls)
-    found = await judge_rubrics(question, trajectory, judge, mix, everything=everything)
+    found = await judge_rubrics(question, reading, judge, mix, everything=everything)
     return dataclasses.replace(
         score,
         status="unknown" if needed and found.reward is None else "ok",
@@ -281,10 +286,14 @@ async def score_trajectory(
     mix: str = "carr_paper",
     *,
     everything: bool = True,
+    citations: str = "tolerant",
 ) -> Score:
     """The score of one trajectory on its own, with nothing skipped for the sake of a group."""
-    score = await score_outcome(question, trajectory, judge)
-    return await add_rubrics(question, trajectory, score, judge, mix, needed=True, everything=everything)
+    reading = READERS[citations](trajectory)
+    score = await score_outcome(question, trajectory, reading, judge)
+    return await add_rubrics(
+        question, trajectory, reading, score, judge, mix, needed=True, everything=everything
+    )
 
 
 async def score_group(
@@ -295,24 +304,26 @@ async def score_group(
     *,
     score_everything: bool = False,
     robust_entities: bool = False,
+    citations: str = "tolerant",
 ) -> list[Score]:
     """The scores of the G trajectories of one question: outcomes first, then the rubric calls that can matter.
 
     `score_everything` judges all rubrics anyway, for the metrics; the mixed rewards are the same either way.
-    `robust_entities` is for E-GRPO, see `entities.entity_match`.
+    `robust_entities` is for E-GRPO, see `entities.entity_match`; `citations` names one of `READERS`.
     Raises ValueError for an unknown mix.
     """
     if mix not in MODES:
         raise ValueError(f"reward mix {mix!r} is not one of {', '.join(MODES)}")
-    outcomes = await asyncio.gather(*(score_outcome(question, t, judge, robust_entities) for t in trajectories))
+    read = [(t, READERS[citations](t)) for t in trajectories]
+    outcomes = await asyncio.gather(*(score_outcome(question, *pair, judge, robust_entities) for pair in read))
     failed = [_failed(t) for t in trajectories]
     needed = rubrics_matter(mix, outcomes, failed)
-    rows = zip(trajectories, outcomes, needed, strict=True)
+    rows = zip(read, outcomes, needed, strict=True)
     return list(
         await asyncio.gather(
             *(
-                add_rubrics(question, t, score, judge, mix, needed=need, everything=score_everything)
-                for t, score, need in rows
+                add_rubrics(question, *pair, score, judge, mix, needed=need, everything=score_everything)
+                for pair, score, need in rows
             )
         )
     )

@@ -1,40 +1,72 @@
 """Which pages a response cites, and what its trajectory saw of them.
 
-The public reference accepts one spelling of a citation and fuses two links when it meets another; here a
-citation is any URL outside the References section, however it is written.  All functions take linear time.
+The public reference accepts one spelling of a citation and fuses two links when it meets another (kept in
+`rewards.reference`).  Here a citation is any address in the prose, however it is written, and any number such
+as `[3]` there that the References give an address.  All functions take linear time.
 """
 
 from __future__ import annotations
 
+import functools
 import re
-import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
-from urllib.parse import SplitResult, quote, unquote_to_bytes, urlsplit
 
-from carr_jax.records import Trajectory
+from carr_jax.records import Seen, Trajectory
+from carr_jax.rewards.urls import LINK_STOP, Found, canonical_url, host_of, url_end, urls_in
 
-_HEADING = re.compile(r"^ {0,3}(#{1,6})[ \t]+(\S[^\n]*)$", re.MULTILINE)
-_SCHEME = re.compile(r"https?://", re.IGNORECASE)
-# A backslash escape is skipped, a bracket counted, anything else ends the URL.
-_LINK_STOP = re.compile(r"\\[!-/:-@\[-`{-~]|[()]|[\s<>\"`]")
-_BARE_STOP = re.compile(
-    r"\\[!-/:-@\[-`{-~]|[()]|[\s<>\"`|\[\]{}\u2018-\u201f\u2026\u3000-\u303f\uff01-\uff0f\uff1a-\uff20\uff3b-\uff40\uff5b-\uff65]"
-    r"|[,;](?=https?://)",
-    re.IGNORECASE,
-)
-_ANGLE_STOP = re.compile(r"[<>\n]")
-_ESCAPE = re.compile(r"\\([!-/:-@\[-`{-~])")
-_LINK_TARGET = re.compile(r"\]\(\s{0,20}<?(?:view-source:)?$", re.IGNORECASE)
+MAX_PAGES = 20  # cited pages that count (CaRR eq. 8)
 _LINK = re.compile(r"\[([^\[\]\n]{1,200})\]\([\s<]{0,20}(?:view-source:)?https?://", re.IGNORECASE)
 _LINK_END = re.compile(r"[)\n]|\Z")
-_READER = re.compile(
-    r"(?:view-source:|https?://r\.jina\.ai(?::\d*)?/(?=(?:view-source:|https?://)))+", re.IGNORECASE
+_BARE_ADDRESS = re.compile(r"https?://[^\s<>]+", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a judge is given of a trajectory.
+
+    `answer` is the response without its References, `stated` the same without addresses (an address names
+    nobody), `collect` finds the cited pages.
+    """
+
+    answer: str
+    stated: str
+    collect: Callable[[], Mapping[str, str]]
+
+    @functools.cached_property
+    def pages(self) -> Mapping[str, str]:
+        """Each cited page with the text that the trajectory saw of it; worked out when first asked for."""
+        return self.collect()
+
+
+def read(trajectory: Trajectory) -> Reading:
+    """The tolerant reading; `rewards.reference.read` is the strict one."""
+    response = trajectory.response or ""
+    answer = without_references(response)
+    return Reading(answer, without_links(answer), lambda: _cited_pages(trajectory, response))
+
+
+def _cited_pages(trajectory: Trajectory, response: str) -> dict[str, str]:
+    return seen_text(trajectory.seen, cited_urls(response))
+
+
+# ---------------------------------------------------------------------------------------------------- sections
+
+_REFERENCES = ("references", "reference", "sources", "bibliography", "works cited", "参考文献", "参考资料")
+# A heading of any kind; a line that is no markdown heading is one when it is bold or underlined, or ends with a
+# colon, and announces references.
+_HEADING = re.compile(
+    r"^ {0,3}(?:(?P<rank>#{1,6})[ \t]+(?P<title>\S[^\n]*)"
+    rf"|(?P<bare>(?:\*\*|__)(?:{'|'.join(_REFERENCES)})[ \t]*[:：]?(?:\*\*|__)[:：]?[ \t]*"
+    rf"|(?:{'|'.join(_REFERENCES)})[ \t]*(?:[:：][ \t]*|\n[ \t]*(?:={{3,}}|-{{3,}})[ \t]*)))$",
+    re.MULTILINE | re.IGNORECASE,
 )
+_LOWEST = 7  # rank of such a line: any markdown heading ends what stands under it
 
 
 class Section(NamedTuple):
-    """A markdown section `text[start:end]`, heading included; level 0 is what stands before any heading."""
+    """A section `text[start:end]`, heading included; level 0 is what stands before any heading."""
 
     title: str
     level: int
@@ -46,7 +78,13 @@ class Section(NamedTuple):
 def sections(text: str) -> Iterator[Section]:
     """The sections of a response in order; titles are folded to lower case without `*`, `#` and colon."""
     marks = [
-        (m[2].strip(" \t\r*#:_").casefold(), len(m[1]), m.start(), m.end()) for m in _HEADING.finditer(text)
+        (
+            (m["title"] or m["bare"]).strip(" \t\r\n*#:：_=-").casefold(),
+            len(m["rank"] or "#" * _LOWEST),
+            m.start(),
+            m.end(),
+        )
+        for m in _HEADING.finditer(text)
     ]
     ends = [start for _, _, start, _ in marks] + [len(text)]
     yield Section("", 0, 0, 0, ends[0])
@@ -54,69 +92,90 @@ def sections(text: str) -> Iterator[Section]:
         yield Section(title, level, start, body, end)
 
 
-def without_references(response: str) -> str:
-    """`response` without its References sections; what follows under a heading of the same rank stays (RC-09).
+def split_references(response: str) -> tuple[str, str]:
+    """(prose, references): what follows References under a heading of the same rank is prose again (RC-09).
 
     Every such section is cut, not only the last: otherwise an empty second one would let the first count.
     """
-    kept, cut_level = [], None
+    prose, references, cut_level = [], [], None
     for section in sections(response):
-        if section.title in ("references", "reference"):
+        if section.title in _REFERENCES:
             cut_level = section.level
         elif cut_level is not None and section.level <= cut_level:
             cut_level = None
-        if cut_level is None:
-            kept.append(response[section.start : section.end])
-    return "".join(kept)
+        (prose if cut_level is None else references).append(response[section.start : section.end])
+    return "".join(prose), "".join(references)
 
 
-def cited_urls(response: str, limit: int = 20) -> list[str]:
-    """The URLs that `response` cites outside References: as written, one per page, at most `limit`."""
-    found: dict[str, str] = {}
-    text = without_references(response)
-    position = 0
-    while len(found) < limit and (scheme := _SCHEME.search(text, position)):
-        url, position = _read_url(text, scheme.start(), scheme.end())
-        if _split(url):
-            found.setdefault(canonical_url(url), url)
-    return list(found.values())
+def without_references(response: str) -> str:
+    """`response` without its References sections."""
+    return split_references(response)[0]
 
 
-def _read_url(text: str, start: int, after_scheme: int) -> tuple[str, int]:
-    """The URL that starts at `start` and the position behind it."""
-    before = text[max(0, start - 40) : start]
-    if before.endswith("<") or before.casefold().endswith("<view-source:"):
-        end = _end(text, after_scheme, _ANGLE_STOP)
-        return _ESCAPE.sub(r"\1", text[start:end].strip()), end
-    in_link = _LINK_TARGET.search(before) is not None
-    end = _end(text, after_scheme, _LINK_STOP if in_link else _BARE_STOP)
-    url = text[start:end]
-    if not (in_link and text[end : end + 1] == ")"):
-        url = url.rstrip(".,;:!?'*_~\\")
-    return _ESCAPE.sub(r"\1", url).replace("&amp;", "&"), end
+# --------------------------------------------------------------------------------------------------- citations
+
+_NUMBER = r"\d{1,3}"
+# An entry of the References: "[3] ...", "[3]: ...", "[^3]: ...", "3. ...", "- [[3](...)]", "【3】...".
+_ENTRY = re.compile(
+    rf"^[ \t>]{{0,8}}(?:[-*+•][ \t]+)?(?:\*\*)?"
+    rf"(?:[\[【［]{{1,2}}\^?({_NUMBER})[\]】］]|\(?({_NUMBER})[.)、．）])",
+    re.MULTILINE,
+)
+# "[3]", "[^3]", "[1, 2]", "[1-3]", "【3】" in the prose, but neither a link nor a definition.
+_MARKER = re.compile(
+    rf"[\[【［]\s?(\^?{_NUMBER}(?:\s?[,，、;；–—-]\s?\^?{_NUMBER}){{0,30}})\s?[\]】］](?![(（:：])"
+)
+_RANGE = re.compile(rf"({_NUMBER})(?:\s?[–—-]\s?({_NUMBER}))?")
+_WIDEST = 30  # a longer range such as [1-200] is no citation
 
 
-def _end(text: str, start: int, stop: re.Pattern) -> int:
-    """Where a URL ends: at the first stop character, a closing bracket only when it was not opened inside."""
-    depth = 0
-    for match in stop.finditer(text, start):
-        if match[0] == "(":
-            depth += 1
-        elif match[0] == ")" and depth:
-            depth -= 1
-        elif len(match[0]) == 1:
-            return match.start()
-    return len(text)
+def cited_urls(response: str) -> list[str]:
+    """The URLs that the prose of `response` cites: as written, in order, one per page.
+
+    A number in the prose cites what the References give that number; an address under References that the
+    prose does not point at is no citation.
+    """
+    prose, references = split_references(response)
+    found = list(urls_in(prose))
+    if defined := definitions(references):
+        found = sorted([*found, *_marked(prose, defined)])
+    first: dict[str, str] = {}
+    for _, url in found:
+        first.setdefault(canonical_url(url), url)
+    return list(first.values())
 
 
-_BARE_ADDRESS = re.compile(r"https?://[^\s<>]+", re.IGNORECASE)
+def definitions(references: str) -> dict[int, str]:
+    """The address of each numbered entry: the first of the entry, and of the first entry with that number."""
+    entries = list(_ENTRY.finditer(references))
+    bounds = [*(entry.start() for entry in entries), len(references)]
+    defined: dict[int, str] = {}
+    for entry, end in zip(entries, bounds[1:], strict=False):
+        number = int(entry[1] or entry[2])
+        address = next(urls_in(references[entry.start() : end]), None)
+        if address and number not in defined:
+            defined[number] = address.url
+    return defined
+
+
+def _marked(prose: str, defined: Mapping[int, str]) -> Iterator[Found]:
+    for marker in _MARKER.finditer(prose):
+        for part in _RANGE.finditer(marker[1]):
+            first, last = int(part[1]), int(part[2] or part[1])
+            if last - first < _WIDEST:
+                yield from (Found(marker.start(), defined[n]) for n in range(first, last + 1) if n in defined)
+
+
+def without_markers(text: str) -> str:
+    """`text` without numbers in brackets, unless nothing else is there."""
+    return _MARKER.sub("", text) if _MARKER.sub("", text).strip() else text
 
 
 def without_links(text: str) -> str:
     """`text` without addresses: markdown links become their label, or nothing when that is only a number."""
     pieces, position = [], 0
     while link := _LINK.search(text, position):
-        end = _end(text, link.end(), _LINK_STOP)
+        end = url_end(text, link.end(), LINK_STOP)
         if text[end : end + 1] != ")":  # a title, or ">", stands between target and bracket
             end = _LINK_END.search(text, end).start()
         pieces.append(text[position : link.start()])
@@ -125,80 +184,36 @@ def without_links(text: str) -> str:
     return _BARE_ADDRESS.sub("", "".join(pieces) + text[position:])
 
 
-# ----------------------------------------------------------------------------------------------- canonical key
-
-
-def _split(url: str) -> SplitResult | None:
-    """`urllib.parse.urlsplit`, or None for what is not an http(s) URL with a host and a valid port."""
-    try:
-        parts = urlsplit(url)
-        return parts if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 else None
-    except ValueError:
-        return None
-
-
-def canonical_url(url: str) -> str:
-    """The key under which two spellings of one page compare equal; never shown and never fetched (UC-10).
-
-    Dropped: reader and view-source prefixes, the difference of http and https, case of the host, default
-    port, fragment, trailing slash, empty query.  Escapes are decoded where that cannot change the meaning, and
-    written in upper case elsewhere.  What is no http(s) URL is its own key.
-    """
-    url = unicodedata.normalize("NFC", url.strip())
-    for _ in range(4):  # a prefix may surface once the URL is normalised
-        stripped = _READER.sub("", url, count=1) if _READER.match(url) else url
-        key = _normalised(stripped)
-        if key == url:
-            break
-        url = key
-    return url
-
-
-def _normalised(url: str) -> str:
-    parts = _split(url)
-    if parts is None:
-        return url
-    host = unicodedata.normalize("NFC", parts.hostname.rstrip("."))
-    host = f"[{host}]" if ":" in host else host
-    default = parts.port in (None, 80 if parts.scheme == "http" else 443)
-    user = f"{parts.netloc.rpartition('@')[0]}@" if "@" in parts.netloc else ""
-    path = _normalised_escapes(parts.path, safe="/!$'()*,;:@&=+").rstrip("/")
-    query = _normalised_escapes(parts.query, safe="/?!$'()*,:@", keep="&=+;")
-    return f"https://{user}{host}{'' if default else f':{parts.port}'}{path}{'?' if query else ''}{query}"
-
-
-_OCTETS = re.compile(r"(?:%[0-9A-Fa-f]{2})+|[^%]+|%")
-
-
-def _normalised_escapes(text: str, safe: str, keep: str = "") -> str:
-    """Decode escapes of unreserved and `safe` characters; characters of `keep` stay as they were written.
-
-    "/" is in `safe` because it may stand there unescaped, but an escaped "%2F" in a path names another resource
-    and stays; in a query ("?" in `safe`) the two are equal.
-    """
-
-    def one(match: re.Match) -> str:
-        run = match[0]
-        if run == "%":
-            return "%25"
-        if not run.startswith("%"):
-            return quote(run, safe=safe + keep, errors="surrogatepass")
-        return quote(unquote_to_bytes(run), safe=safe if "?" in safe else safe.replace("/", ""))
-
-    return _OCTETS.sub(one, text)
-
-
 # --------------------------------------------------------------------------------------------- what was seen
 
 
-def seen_text(trajectory: Trajectory, urls: Iterable[str]) -> dict[str, str]:
-    """For each cited URL that the trajectory saw: its title and every distinct piece of text shown of it.
+def seen_text(seen: Iterable[Seen], urls: Iterable[str], limit: int = MAX_PAGES) -> dict[str, str]:
+    """For the first `limit` cited URLs that were seen: the title and every distinct piece of text shown.
 
-    Keys are the URLs as cited, in order.  A page that was cited but never shown by a tool is left out.
+    Keys are the URLs as cited, in order.  A page that was cited but never shown by a tool is left out and does
+    not count towards the limit.  A page is found by the address that answered and by the one asked for.
     """
-    pieces: dict[str, dict[str, None]] = {}
-    for seen in trajectory.seen:
-        page = pieces.setdefault(canonical_url(seen.url), {})
-        page.update(dict.fromkeys(text for text in (seen.title, seen.text) if text.strip()))
-    found = ((url, pieces.get(canonical_url(url))) for url in urls)
-    return {url: "\n\n".join(page) for url, page in found if page}
+    cited = {canonical_url(url): url for url in urls}
+    hosts = {None, *map(host_of, cited)}  # most of what was seen stands elsewhere, and is told by its host
+    pieces: dict[str, list[Seen]] = {}
+    for piece in seen:
+        if piece.asked:
+            keys = {canonical_url(piece.url), canonical_url(piece.asked)}
+        elif host_of(piece.url) in hosts:
+            keys = (canonical_url(piece.url),)
+        else:
+            continue
+        for key in keys:
+            if key in cited:
+                pieces.setdefault(key, []).append(piece)
+    texts = ((url, _page_text(pieces[key])) for key, url in cited.items() if key in pieces)
+    found = ((url, text) for url, text in texts if text)
+    return {url: text for (url, text), _ in zip(found, range(limit), strict=False)}
+
+
+def _page_text(pieces: Iterable[Seen]) -> str:
+    """Titles and texts in the order seen; nothing twice, and no excerpt of what was opened."""
+    whole = {piece.text for piece in pieces if piece.kind == "page"}
+    texts = (text for piece in pieces for text in (piece.title, piece.text))
+    distinct = dict.fromkeys(text for text in texts if text.strip())
+    return "\n\n".join(t for t in distinct if t in whole or not any(t in opened for opened in whole))

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from carr_jax.records import Question, Rubric, Verdict
 from carr_jax.rewards import matching, rubrics
-from carr_jax.rewards.citations import canonical_url
+from carr_jax.rewards.urls import canonical_url
 
 
 class Judge(Protocol):
@@ -68,8 +68,9 @@ class ExactJudge:
         if reason := _nameless(question):
             return Verdict("identify", "unknown", None, raw=reason)
         ids = rubrics.entity_ids(question.rubrics)
-        types = {rubrics.ANSWER: question.answer_type}
-        names = {e: matching.mentions(response, question.entities[e], types.get(e, "entity")) for e in ids}
+        names = {entity: matching.mentions(response, question.entities[entity]) for entity in ids}
+        if rubrics.ANSWER in names:
+            names[rubrics.ANSWER] = _named_answer(question, response)
         return Verdict("identify", "ok", names)
 
     async def support(
@@ -83,6 +84,14 @@ class ExactJudge:
             return Verdict("support", "unknown", None, raw=reason)
         flags = [any(_states(question, names, question.rubrics[i], *p) for p in pages.items()) for i in indices]
         return Verdict("support", "ok", flags)
+
+
+def _named_answer(question: Question, response: str) -> str | None:
+    """E0 is what the Exact Answer says, and nothing that only stands in the explanation."""
+    extracted = matching.exact_answer(response)
+    if not matching.same_answer(extracted, question):
+        return None
+    return matching.mentions(extracted, question.entities[rubrics.ANSWER], question.answer_type) or extracted
 
 
 def _nameless(question: Question) -> str:

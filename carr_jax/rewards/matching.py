@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from decimal import Decimal
 
 from carr_jax.records import Question
-from carr_jax.rewards.citations import sections, without_links
+from carr_jax.rewards.citations import sections, without_links, without_markers
 
 _SPELLED = str.maketrans(
     {
@@ -189,13 +189,12 @@ def _spellings(name: str) -> list[str]:
 
 
 def exact_answer(response: str) -> str | None:
-    """The text of the `## Exact Answer` section without links, or None when there is none or it is empty.
+    """The text of the `## Exact Answer` section without citations, or None when there is none or it is empty.
 
     Several such sections that disagree are joined, so that hedging never equals one accepted name.
     """
-    found = [
-        without_links(response[s.body : s.end]).strip() for s in sections(response) if s.title == "exact answer"
-    ]
+    bodies = [response[s.body : s.end] for s in sections(response) if s.title == "exact answer"]
+    found = [without_markers(without_links(body)).strip() for body in bodies]
     texts = list({fold_name(text): text for text in found if text}.values())
     return "\n".join(texts) or None
 

@@ -231,9 +231,11 @@ def test_metrics_are_complete_when_everything_is_scored():
 
 def test_entity_match_and_citations_are_recorded():
     asked = dataclasses.replace(TWO, entities={"E0": ("Oslo",), "E1": ("Rome",)})
-    t = trajectory("see https://a.com/0 and https://a.com/1", thoughts=("maybe Oslo",))
+    t = trajectory(
+        "see https://a.com/0 and https://a.com/1", [("https://a.com/1", "x")], thoughts=("maybe Oslo",)
+    )
     got = score_group(asked, [t, t], ScriptedJudge({t.response: GOOD}), "e_grpo")[0]
-    assert (got.entity_match, got.citations, got.rubric) == (0.5, 2, None)
+    assert (got.entity_match, got.citations, got.rubric) == (0.5, 1, None)
 
 
 @pytest.mark.parametrize(("robust", "match"), [(False, 0.0), (True, 0.5)])

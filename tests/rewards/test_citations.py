@@ -4,7 +4,9 @@ from hypothesis import strategies as st
 from scripted_judge import trajectory
 
 from carr_jax.records import Seen
-from carr_jax.rewards.citations import canonical_url, cited_urls, seen_text, without_links, without_references
+from carr_jax.rewards import urls
+from carr_jax.rewards.citations import cited_urls, seen_text, without_links, without_references
+from carr_jax.rewards.urls import canonical_url
 
 A, B = "https://a.com", "https://b.com"
 WIKI = "https://en.wikipedia.org/wiki/Zameen_(2003_film)"
@@ -62,9 +64,42 @@ def test_citation_table(text, urls):
     assert cited_urls(text) == urls
 
 
-def test_at_most_twenty_pages_in_order():
-    links = [f"https://a.com/{i}" for i in range(30)]
-    assert cited_urls(" ".join(f"[[{i}]({u})][[{i}]({u}/)]" for i, u in enumerate(links))) == links[:20]
+def test_twenty_pages_that_were_seen_count_and_the_others_do_not():
+    links = [f"https://a.com/{i}" for i in range(60)]
+    cited = cited_urls(" ".join(f"[[{i}]({u})][[{i}]({u}/)]" for i, u in enumerate(links)))
+    assert cited == links
+    t = trajectory(seen=[(u, f"page {i}") for i, u in enumerate(links) if i % 2])
+    assert list(seen_text(t.seen, cited)) == links[1:41:2]
+
+
+LIST = f"\n\n## References\n[1] Title one. {A}/1\n[2]: {A}/2 'two'\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "urls"),
+    [
+        (f"As [2] says.{LIST}", [f"{A}/2"]),
+        (f"Both [1, 2] say.{LIST}", [f"{A}/1", f"{A}/2"]),
+        (f"Both [2][1] say, and [[1]].{LIST}", [f"{A}/2", f"{A}/1"]),
+        (f"In order [2], {B}, [1].{LIST}", [f"{A}/2", B, f"{A}/1"]),
+        (f"All [1-2], [1–2], [^1].{LIST}", [f"{A}/1", f"{A}/2"]),
+        (f"两个【1】、［2］，{LIST}", [f"{A}/1", f"{A}/2"]),
+        (f"Neither [3] nor [0-999] nor [1a] nor 1 nor (2).{LIST}", []),
+        (f"No marker.{LIST}", []),
+        (f"Not a marker: [1](two).{LIST}", []),
+        (f"## References\n1. [One]({A})\n2) <{B}>\n## Explanation\nBoth [1], [2].", [A, B]),
+        (
+            f"[1] [2] [3]\n## References\n- [[1]({A})]\n* [2]({B})\n\n【3】 two\n  {A}/c",
+            [A, B, f"{A}/c"],
+        ),
+        (f"x [1]\n## References\n[1] one {A} and {B}\n[1] again {B}", [A]),
+        (f"x [1]\n## References\n[1] nothing\n[2] {B}", []),
+        (f"x [12]\n## References\n[^12]: {B}", [B]),
+        (f"## Exact Answer\nx [2]{LIST}", [f"{A}/2"]),
+    ],
+)
+def test_a_number_in_the_prose_cites_what_the_references_give_it(text, urls):
+    assert cited_urls(text) == urls
 
 
 @pytest.mark.parametrize(
@@ -76,6 +111,13 @@ def test_at_most_twenty_pages_in_order():
         (f"## References\n{B}\n## Explanation\n{A}\n## References\n", [A]),
         (f"As the ## References say, {A}", [A]),
         (f"## References and notes\n{A}", [A]),
+        (f"x\n\n**References**\n{A}\n## Note\n{B}", [B]),
+        (f"x\n\n**References:**\n{A}\n### Web\n{B}", [B]),
+        (f"x\n\nReferences:\n{A}", []),
+        (f"x\n\nReferences\n----------\n{A}", []),
+        (f"x\n\n## Sources\n{A}\n## 参考文献\n{B}", []),
+        (f"References\n{A}", [A]),  # a word on a line of its own is no heading
+        (f"The **references** are {A}", [A]),
     ],
 )
 def test_references_do_not_count_but_an_answer_behind_them_does(text, kept):
@@ -114,6 +156,9 @@ def test_links_are_replaced_by_their_label(text, plain):
         ("https://a.com/caf%c3%a9", "https://a.com/café"),
         ("https://a.com/%7Eme/a%2fb", "https://a.com/~me/a%2Fb"),
         ("https://a.com/x y", "https://a.com/x%20y"),
+        ("https://www.a.com/x", "http://a.com/x/"),
+        ("https://WWW.a.com:443/", "https://a.com"),
+        ("https://a.com/x#:~:text=one", "https://r.jina.ai/http://a.com/x"),
     ],
 )
 def test_two_spellings_of_one_page(one, other):
@@ -131,10 +176,49 @@ def test_two_spellings_of_one_page(one, other):
         ("https://a.com:8080/", "https://a.com/"),
         ("https://r.jina.ai/", "https://a.com/"),
         ("https://a.com/%2541", "https://a.com/%41"),
+        ("https://www.com/", "https://com/"),
+        ("https://www.a.com/", "https://en.a.com/"),
     ],
 )
 def test_two_pages_stay_two(one, other):
     assert canonical_url(one) != canonical_url(other)
+
+
+hosts = st.sampled_from(
+    [
+        "a.com",
+        "www.a.com",
+        "www.r.jina.ai",
+        "www.www.com",
+        "A.com",
+        "a.com:80",
+        "r.jina.ai",
+        "a-b.co.uk",
+        "a",
+        "1.2.3.4",
+        "a..com",
+        "-a.com",
+    ]
+)
+paths = st.lists(
+    st.sampled_from(["%2F", "%41", "%c3%a9", "%zz", "https://b.com", "é", *"ab/.~()!$'*,;:@&=+-_%1?# "]),
+    max_size=8,
+).map("".join)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(["http://", "https://"]), hosts, paths)
+def test_the_quick_way_to_a_key_is_the_long_way(scheme, host, path):
+    url = f"{scheme}{host}/{path}"
+    assert canonical_url(url) == urls._key(url)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(["http://", "HTTPS://", ""]), hosts, paths), min_size=2, max_size=2))
+def test_other_hosts_have_other_keys(pair):
+    one, other = ("".join(parts) for parts in pair)
+    if None not in (urls.host_of(one), urls.host_of(other)) and urls.host_of(one) != urls.host_of(other):
+        assert canonical_url(one) != canonical_url(other)
 
 
 pieces = st.sampled_from(
@@ -184,8 +268,13 @@ def test_big_hostile_inputs_finish():
         "#" * n + "\n" + "# " * n,
         "https://a)" * n,
         "<https://" * n,
+        "[1]" * n + "\n## References\n" + "[1] " * n,
+        "[1,1" * n + "\n## References\n[1] https://a.com",
+        "\n".join(["## References"] * n),
+        "\n".join(["[1] https://a.com [1]"] * n),
+        "**References" * n,
     ):
-        assert len(cited_urls(text)) <= 20
+        assert len(seen_text([], cited_urls(text))) == 0
         assert len(without_links(text)) <= len(text)
     assert canonical_url("view-source:" * n + A) == A
     assert canonical_url(A + "/%41" * n) == A + "/" + "/".join("A" * n)
@@ -195,7 +284,7 @@ def test_seen_text_joins_the_pieces_of_a_page():
     t = trajectory(
         seen=[(A + "/x", "one"), (B, "two"), ("http://a.com/x/#f", "three"), (A + "/x", "one"), (A, " ")]
     )
-    assert seen_text(t, [A + "/x#g", "https://never.seen", B, A]) == {A + "/x#g": "one\n\nthree", B: "two"}
+    assert seen_text(t.seen, [A + "/x#g", "https://never.seen", B, A]) == {A + "/x#g": "one\n\nthree", B: "two"}
 
 
 def test_the_title_of_a_page_was_seen_too():
@@ -204,4 +293,24 @@ def test_the_title_of_a_page_was_seen_too():
     object.__setattr__(
         call.result, "seen", (Seen(A, "Title", "snippet", "text"), Seen(A, "Title", "page", "text"))
     )
-    assert seen_text(t, [A]) == {A: "Title\n\ntext"}
+    assert seen_text(t.seen, [A]) == {A: "Title\n\ntext"}
+
+
+def test_an_excerpt_of_an_opened_page_is_not_repeated():
+    seen = [
+        Seen(A, "Title", "snippet", "the middle"),
+        Seen(A, "Title", "snippet", "not on the page"),
+        Seen(A, "Title", "page", "start the middle end"),
+        Seen(A, "Title", "match", "middle end"),
+        Seen(B, "Title", "snippet", "the middle"),
+    ]
+    assert seen_text(seen, [A, B]) == {
+        A: "Title\n\nnot on the page\n\nstart the middle end",
+        B: "Title\n\nthe middle",  # text never moves from one page to another
+    }
+
+
+def test_a_redirected_page_is_found_by_both_addresses():
+    seen = [Seen(f"{A}/new", "", "page", "text", f"{A}/old"), Seen(f"{A}/old", "", "snippet", "short")]
+    assert seen_text(seen, [f"{A}/old"]) == {f"{A}/old": "text\n\nshort"}
+    assert seen_text(seen, [f"{A}/new/"]) == {f"{A}/new/": "text"}

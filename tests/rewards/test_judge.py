@@ -219,5 +219,6 @@ def test_gold_pages_support_gold_facts_of_the_bundle():
 
 def test_verdicts_carry_their_step():
     assert run(JUDGE.outcome(QUESTION, "")).step == "outcome"
-    assert run(JUDGE.identify(QUESTION, "Kalkar")).parsed == {"E0": "Kalkar", "E1": None}
+    assert run(JUDGE.identify(QUESTION, answer("Kalkar"))).parsed == {"E0": "Kalkar", "E1": None}
+    assert run(JUDGE.identify(QUESTION, "Kalkar")).parsed == {"E0": None, "E1": None}  # no Exact Answer
     assert run(JUDGE.support(QUESTION, {"E0": "Kalkar", "E1": "Ada Byron"}, [1], dict(PAGES))).parsed == [True]
