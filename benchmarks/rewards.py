@@ -15,7 +15,7 @@ import json
 import time
 
 from carr_jax.records import Verdict
-from carr_jax.rewards import carr
+from carr_jax.rewards import carr, group
 from carr_jax.rewards.history import from_history
 
 SEARCHES, RESULTS, PAGES, FINDS, CHARS, CITED = 31, 10, 10, 4, 150_000, 8
@@ -108,7 +108,7 @@ async def waiting():
     gc.collect()  # what was left by the measurements before
     start = time.monotonic()
     await asyncio.gather(
-        *(carr.score_group(g[0][0], [t for _, t in g], Yes(0.5), "carr_paper") for g in groups)
+        *(group.score_group(g[0][0], [t for _, t in g], Yes(0.5), "carr_paper") for g in groups)
     )
     return time.monotonic() - start
 

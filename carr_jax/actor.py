@@ -18,7 +18,7 @@ from carr_jax.learner import Learner
 from carr_jax.observe.begun import read_begun
 from carr_jax.policy import Policy, write_policy
 from carr_jax.records import Question, Score, Trajectory
-from carr_jax.rewards.carr import score_group
+from carr_jax.rewards.group import score_group
 from carr_jax.rewards.judge import Judge
 from carr_jax.rollout.embedded import EmbeddedEngine
 from carr_jax.rollout.engine import Engine

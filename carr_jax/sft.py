@@ -31,7 +31,7 @@ from carr_jax.observe.live import LiveView
 from carr_jax.observe.metrics import MetricsLog
 from carr_jax.policy import SAMPLE, Policy, load_policy, write_policy
 from carr_jax.records import InputError, Question, Score, Trajectory
-from carr_jax.rewards.carr import score_group
+from carr_jax.rewards.group import score_group
 from carr_jax.rewards.judge import ExactJudge
 from carr_jax.rollout.scheduler import Rollouts
 from carr_jax.rollout.scripted import ScriptedEngine, expert

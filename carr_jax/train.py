@@ -34,7 +34,7 @@ from carr_jax.observe.report import write_report
 from carr_jax.observe.viewer import read_trajectories, trajectory_to_text, write_trajectories
 from carr_jax.policy import Policy, load_policy, write_policy
 from carr_jax.records import Begun, Group, InputError, Sampling, TrainBatch, Trajectory
-from carr_jax.rewards.carr import group_rewards
+from carr_jax.rewards.group import group_rewards
 from carr_jax.rollout.engine import EngineError
 from carr_jax.rollout.scheduler import Scheduler, Scored, run_groups
 from carr_jax.run import RunFolder

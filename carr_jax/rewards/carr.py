@@ -1,10 +1,11 @@
-"""CaRR: citation-aware rubric rewards (arXiv 2601.06021, section 3), and which judge calls are worth making.
+"""CaRR: citation-aware rubric rewards (arXiv 2601.06021, section 3) of one trajectory.
 
     score_outcome     R_o: is the answer right?
-    judge_rubrics     step 1 identification, step 2 support, step 3 connectivity -> R_r = connected / m
-    score_group       both for the G trajectories of a question, without calls that cannot change a reward
+    identify          step 1: whom does the response name?
+    judge_support     step 2 support and step 3 connectivity -> R_r = connected / m
 
-A verdict that is missing makes a score unknown, never zero; one that could not have mattered changes nothing.
+`group.py` does this for the siblings of a question, without calls that cannot change a reward.  A verdict that
+is missing makes a score unknown, never zero; one that could not have mattered changes nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from carr_jax.rewards import citations, reference, rubrics
 from carr_jax.rewards.citations import Reading
 from carr_jax.rewards.entities import entity_match
 from carr_jax.rewards.judge import Judge, stated_name
-from carr_jax.rewards.mixing import MODES, mix_rewards
 
 # How citations are read: everything that a person would call one, or exactly what the public reference accepts.
 READERS = {"tolerant": citations.read, "strict_reference": reference.read}
@@ -78,18 +78,18 @@ def rubric_reward(scores: Sequence[RubricScore], mix: str = "carr_paper") -> flo
     return sum(counted) / len(scores)
 
 
-def rubrics_matter(mix: str, scores: Sequence[Score], failed: Sequence[bool]) -> list[bool]:
-    """For each trajectory: can its R_r change a mixed reward of the group?  `scores` hold the outcomes only.
-
-    carr_paper divides by the maximum over wrong answers too, but when nobody is right every reward is 0.
-    """
-    live = [score.known and not f for score, f in zip(scores, failed, strict=True)]
-    right = [ok and score.outcome > 0 for ok, score in zip(live, scores, strict=True)]
-    if mix in ("grpo", "e_grpo"):
-        return [False] * len(live)
-    if mix == "carr_released":
-        return right
-    return live if mix == "carr_all_rollouts" or any(right) else [False] * len(live)
+def most_possible(
+    question: Question,
+    names: Mapping[str, str | None] | None,
+    indices: Sequence[int],
+    pages: Mapping[str, str],
+    mix: str,
+) -> float:
+    """R_r if the pages supported every statement of `indices`: no verdict can give more."""
+    if not pages:
+        return 0.0
+    flags = support_flags(question, names, dict.fromkeys(indices, True))
+    return rubric_reward(rubric_scores(question, names, flags), mix)
 
 
 # -------------------------------------------------------------------------------------------------- judging
@@ -177,20 +177,33 @@ class Rubrics:
     reason: str = ""
 
 
-async def judge_rubrics(
-    question: Question, reading: Reading, judge: Judge, mix: str = "carr_paper", *, everything: bool = False
-) -> Rubrics:
-    """R_r of an answered trajectory.
+@dataclasses.dataclass(frozen=True)
+class Named:
+    """What identification gave: `indices` are the statements to look for in `pages`; R_r is at most `most`.
 
-    Calls are skipped (unless `everything`) once R_r is sure to be 0: no cited page was seen, no rubric is
-    identified, or E0 is not.  A verdict that is missing after that point leaves R_r at 0.
+    `names` is None when identification is ablated.
+    """
+
+    names: Mapping[str, str | None] | None
+    indices: tuple[int, ...]
+    pages: Mapping[str, str]
+    verdicts: tuple[Verdict, ...]
+    most: float
+
+
+async def identify(
+    question: Question, reading: Reading, judge: Judge, mix: str = "carr_paper", *, everything: bool = False
+) -> Named | Rubrics:
+    """Step 1 of an answered trajectory, or R_r itself when it needs no more.
+
+    Without a cited page that was seen R_r is 0 and nothing is asked (unless `everything`); with one, names that
+    are missing leave it unknown.
     """
     pages = reading.pages
     if not question.rubrics:
         return Rubrics(0.0, reason="no rubrics")
     if not pages and not everything:
-        skipped = 1 if mix == "carr_no_identification" else 2
-        return Rubrics(0.0, _nothing(question), skipped_calls=skipped, reason="no cited page was seen")
+        return Rubrics(0.0, _nothing(question), skipped_calls=rubric_calls(question, mix), reason=_NO_PAGE)
     names, verdicts = None, ()
     if mix != "carr_no_identification":
         verdict = await ask("identify", judge.identify(question, reading.stated))
@@ -198,40 +211,53 @@ async def judge_rubrics(
         names = valid_names(verdict, rubrics.entity_ids(question.rubrics))
         if names is None:
             return Rubrics(0.0 if not pages else None, (), verdicts, reason=_why("identify", verdict))
-    return await _judge_support(question, names, pages, judge, mix, verdicts, everything)
-
-
-async def _judge_support(
-    question: Question,
-    names: Mapping[str, str | None] | None,
-    pages: Mapping[str, str],
-    judge: Judge,
-    mix: str,
-    verdicts: tuple[Verdict, ...],
-    everything: bool,
-) -> Rubrics:
-    """Steps 2 and 3, after identification gave `names` (None: ablated)."""
-    indices = [
+    indices = tuple(
         i
         for i, rubric in enumerate(question.rubrics)
         if rubric.relation == "fact" and (names is None or rubrics.identified(rubric, names))
-    ]
-    unreachable = names is not None and mix != "carr_no_connectivity" and not names.get(rubrics.ANSWER)
-    if not pages or not indices or (unreachable and not everything):
-        scores = rubric_scores(question, names, [False] * len(question.rubrics))
-        return Rubrics(0.0, scores, verdicts, skipped_calls=1, reason=_hopeless_reason(pages, indices))
-    verdict = await ask("support", judge.support(question, names, indices, pages))
-    flags = valid_flags(verdict, indices)
+    )
+    return Named(names, indices, pages, verdicts, most_possible(question, names, indices, pages, mix))
+
+
+async def judge_support(
+    question: Question, named: Named, judge: Judge, mix: str = "carr_paper", *, everything: bool = False
+) -> Rubrics:
+    """Steps 2 and 3.  When R_r is sure to be 0 nothing is asked (unless `everything`), and a verdict that is
+    missing changes nothing."""
+    if not named.pages or not named.indices or (not named.most and not everything):
+        scores = rubric_scores(question, named.names, [False] * len(question.rubrics))
+        return Rubrics(0.0, scores, named.verdicts, skipped_calls=1, reason=_hopeless_reason(named))
+    verdict = await ask("support", judge.support(question, named.names, named.indices, named.pages))
+    verdicts = (*named.verdicts, verdict)
+    flags = valid_flags(verdict, named.indices)
     if flags is None:
-        return Rubrics(0.0 if unreachable else None, (), (*verdicts, verdict), reason=_why("support", verdict))
-    scores = rubric_scores(question, names, support_flags(question, names, flags))
-    return Rubrics(rubric_reward(scores, mix), scores, (*verdicts, verdict))
+        return Rubrics(None if named.most else 0.0, (), verdicts, reason=_why("support", verdict))
+    scores = rubric_scores(question, named.names, support_flags(question, named.names, flags))
+    return Rubrics(rubric_reward(scores, mix), scores, verdicts)
 
 
-def _hopeless_reason(pages: Mapping[str, str], indices: Sequence[int]) -> str:
-    if not pages:
-        return "no cited page was seen"
-    return "the answer entity E0 is not named" if indices else "no rubric is identified"
+async def judge_rubrics(
+    question: Question, reading: Reading, judge: Judge, mix: str = "carr_paper", *, everything: bool = False
+) -> Rubrics:
+    """R_r of an answered trajectory, by all three steps as far as they can matter to it."""
+    found = await identify(question, reading, judge, mix, everything=everything)
+    if isinstance(found, Rubrics):
+        return found
+    return await judge_support(question, found, judge, mix, everything=everything)
+
+
+def rubric_calls(question: Question, mix: str) -> int:
+    """How many calls the rubrics of a trajectory take."""
+    return 0 if not question.rubrics else 1 if mix == "carr_no_identification" else 2
+
+
+_NO_PAGE = "no cited page was seen"
+
+
+def _hopeless_reason(named: Named) -> str:
+    if not named.pages:
+        return _NO_PAGE
+    return "the answer entity E0 is not named" if named.indices else "no rubric is identified"
 
 
 def _nothing(question: Question) -> tuple[RubricScore, ...]:
@@ -246,28 +272,8 @@ def _why(step: str, verdict: Verdict) -> str:
 # -------------------------------------------------------------------------------------------------- scoring
 
 
-async def add_rubrics(
-    question: Question,
-    trajectory: Trajectory,
-    reading: Reading,
-    score: Score,
-    judge: Judge,
-    mix: str,
-    *,
-    needed: bool,
-    everything: bool = False,
-) -> Score:
-    """`score` with its rubric part.
-
-    `needed`: a missing verdict makes the score unknown.  Not needed: the calls are skipped and `rubric` stays
-    None, or with `everything` made for the record alone.
-    """
-    if not score.known or trajectory.end is not End.ANSWERED:
-        return score
-    if not needed and not everything:
-        calls = 0 if not question.rubrics else 1 if mix == "carr_no_identification" else 2
-        return dataclasses.replace(score, skipped_calls=calls)
-    found = await judge_rubrics(question, reading, judge, mix, everything=everything)
+def with_rubrics(score: Score, found: Rubrics, *, needed: bool = True) -> Score:
+    """`score` with its rubric part; a verdict that is missing makes it unknown only when it is `needed`."""
     return dataclasses.replace(
         score,
         status="unknown" if needed and found.reward is None else "ok",
@@ -277,6 +283,11 @@ async def add_rubrics(
         skipped_calls=found.skipped_calls,
         reason=found.reason,
     )
+
+
+def judgeable(trajectory: Trajectory, score: Score) -> bool:
+    """Whether there is a response whose rubrics can be looked at."""
+    return score.known and trajectory.end is End.ANSWERED
 
 
 async def score_trajectory(
@@ -291,59 +302,6 @@ async def score_trajectory(
     """The score of one trajectory on its own, with nothing skipped for the sake of a group."""
     reading = READERS[citations](trajectory)
     score = await score_outcome(question, trajectory, reading, judge)
-    return await add_rubrics(
-        question, trajectory, reading, score, judge, mix, needed=True, everything=everything
-    )
-
-
-async def score_group(
-    question: Question,
-    trajectories: Sequence[Trajectory],
-    judge: Judge,
-    mix: str,
-    *,
-    score_everything: bool = False,
-    robust_entities: bool = False,
-    citations: str = "tolerant",
-) -> list[Score]:
-    """The scores of the G trajectories of one question: outcomes first, then the rubric calls that can matter.
-
-    `score_everything` judges all rubrics anyway, for the metrics; the mixed rewards are the same either way.
-    `robust_entities` is for E-GRPO, see `entities.entity_match`; `citations` names one of `READERS`.
-    Raises ValueError for an unknown mix.
-    """
-    if mix not in MODES:
-        raise ValueError(f"reward mix {mix!r} is not one of {', '.join(MODES)}")
-    read = [(t, READERS[citations](t)) for t in trajectories]
-    outcomes = await asyncio.gather(*(score_outcome(question, *pair, judge, robust_entities) for pair in read))
-    failed = [_failed(t) for t in trajectories]
-    needed = rubrics_matter(mix, outcomes, failed)
-    rows = zip(read, outcomes, needed, strict=True)
-    return list(
-        await asyncio.gather(
-            *(
-                add_rubrics(question, *pair, score, judge, mix, needed=need, everything=score_everything)
-                for pair, score, need in rows
-            )
-        )
-    )
-
-
-def _failed(trajectory: Trajectory) -> bool:
-    """Reward 0 whatever was written: a format error or an over-length end."""
-    return trajectory.end is End.FORMAT_ERROR or trajectory.end.over_length
-
-
-def group_rewards(
-    mode: str, trajectories: Sequence[Trajectory], scores: Sequence[Score], alpha: float = 0.3
-) -> np.ndarray:
-    """The mixed rewards float64 [G] of scored trajectories; see `mixing.mix_rewards`."""
-    return mix_rewards(
-        mode,
-        np.array([score.outcome for score in scores], np.float64),
-        np.array([np.nan if score.rubric is None else score.rubric for score in scores], np.float64),
-        np.array([score.entity_match for score in scores], np.float64),
-        np.array([score.known for score in scores], bool),
-        np.array([_failed(t) for t in trajectories], bool),
-        alpha,
-    )
+    if not judgeable(trajectory, score):
+        return score
+    return with_rubrics(score, await judge_rubrics(question, reading, judge, mix, everything=everything))

@@ -17,6 +17,7 @@ MODES = (
     "grpo",
     "e_grpo",
 )
+OF_MAXIMUM = ("carr_paper", "carr_no_identification", "carr_no_connectivity")  # right ones, by the group's best
 
 
 def share_of_maximum(values: np.ndarray) -> np.ndarray:
@@ -52,7 +53,8 @@ def mix_rewards(
     """The mixed rewards float64 [G] of one group: NaN where unknown, 0 where failed.
 
     `outcomes`, `rubrics` and `entity_matches` are [G] with values in [0, 1] (what stands at an unknown sample
-    is ignored); `rubrics` is NaN where the rubrics were not judged because they cannot change a reward.
+    is ignored); `rubrics` is NaN where the rubrics were not judged because they cannot change a reward: in the
+    modes of `OF_MAXIMUM` a wrong answer that cannot be the group's best.
     `known` and `failed` are bool [G]; failed means a format error or over-length.  The maximum of the group
     runs over all known samples, wrong ones included (CaRR eq. 14).  The two modes `carr_no_...` differ in how
     R_r is computed, not in how it is mixed.  Raises ValueError for an unknown mode, shapes that differ, a value
@@ -87,7 +89,8 @@ def _mix(mode: str, outcomes: np.ndarray, rubrics: np.ndarray, matches: np.ndarr
         bonus = np.zeros_like(rubrics)
         bonus[right] = _judged("rubric", rubrics[right])
         return gated(outcomes, bonus, alpha)
-    return gated(outcomes, share_of_maximum(_judged("rubric", rubrics)), alpha)
+    _judged("rubric", rubrics[right])
+    return gated(outcomes, share_of_maximum(np.nan_to_num(rubrics, nan=0.0)), alpha)
 
 
 def _checked(name: str, values: np.ndarray, live: np.ndarray) -> np.ndarray:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from carr_jax.records import End, InputError, Question, Score, Trajectory, Verdict
-from carr_jax.rewards import carr
+from carr_jax.rewards import carr, group
 from carr_jax.rewards.history import environment_of, from_history
 from carr_jax.rewards.judge import Judge
 from carr_jax.rewards.mixing import MODES
@@ -132,8 +132,8 @@ async def evaluate(work: Evaluation, judge: Judge, citations: str = "tolerant") 
 
 async def evaluate_batch(work: Batch, judge: Judge, citations: str = "tolerant") -> Json:
     """The mixed rewards of a group, as training would give them; null for a sample that is unknown."""
-    scores = await carr.score_group(work.question, work.trajectories, judge, work.mix, citations=citations)
-    mixed = carr.group_rewards(work.mix, work.trajectories, scores, work.alpha)
+    scores = await group.score_group(work.question, work.trajectories, judge, work.mix, citations=citations)
+    mixed = group.group_rewards(work.mix, work.trajectories, scores, work.alpha)
     samples = [_sample(work.question, *pair) for pair in zip(scores, mixed.tolist(), strict=True)]
     return {
         "status": "ok" if all(score.known for score in scores) else "unknown",

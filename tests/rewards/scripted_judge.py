@@ -15,7 +15,7 @@ from carr_jax.records import (
     Turn,
     Verdict,
 )
-from carr_jax.rewards import carr
+from carr_jax.rewards import carr, group
 from carr_jax.rewards.citations import without_links
 
 
@@ -96,4 +96,4 @@ def score(q, t, judge, mix="carr_paper", **options):
 
 
 def score_group(q, ts, judge, mix, **options):
-    return run(carr.score_group(q, ts, judge, mix, **options))
+    return run(group.score_group(q, ts, judge, mix, **options))

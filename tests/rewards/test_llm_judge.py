@@ -22,7 +22,7 @@ from carr_jax.llm.errors import BudgetSpent, NotRecorded, Unusable
 from carr_jax.llm.lanes import ChatOptions
 from carr_jax.llm.ledger import Ledger, Prices
 from carr_jax.records import Question, Rubric
-from carr_jax.rewards.carr import score_group
+from carr_jax.rewards.group import score_group
 from carr_jax.rewards.llm_judge import JudgeOptions, LLMJudge, counted, read_names, read_outcome, read_proofs
 
 FREE = Prices()

@@ -60,9 +60,12 @@ def test_unjudged_rubrics_pass_only_where_they_cannot_matter():
     np.testing.assert_array_equal(mix("carr_paper", [0, 0], [nan, nan]), [0, 0])
     np.testing.assert_array_equal(mix("grpo", [1, 0], [nan, nan]), [1, 0])
     np.testing.assert_allclose(mix("carr_released", [1, 0], [0.5, nan]), [0.85, 0])
-    for mode in (*PAPER_MIXES, "carr_all_rollouts"):
+    for mode in PAPER_MIXES:
+        np.testing.assert_allclose(mix(mode, [1, 1, 0], [0.25, 0.5, nan]), [0.85, 1, 0])
         with pytest.raises(ValueError, match="not judged"):
-            mix(mode, [1, 0], [0.5, nan])
+            mix(mode, [1, 0], [nan, 0.5])
+    with pytest.raises(ValueError, match="not judged"):
+        mix("carr_all_rollouts", [1, 0], [0.5, nan])
 
 
 @pytest.mark.parametrize(
