@@ -114,5 +114,7 @@ def _workdir_problems(config: ConfigDict, workdir: Path) -> list[str]:
 _MAY_CHANGE = set(
     "train.steps train.trajectories_every checkpoint.every checkpoint.keep judge.endpoints judge.concurrency "
     "judge.key_concurrency judge.queue_s judge.request_s judge.cache judge.replay judge.budget_usd "
-    "judge.price_prompt judge.price_cached judge.price_completion".split()
+    "judge.price_prompt judge.price_cached judge.price_completion rollout.servers rollout.weights_folder "
+    "rollout.push rollout.request_s rollout.token_s rollout.health_s serve.python serve.host serve.port "
+    "serve.tensor serve.expert serve.memory_fraction serve.max_running serve.ready_s".split()
 )

@@ -45,10 +45,10 @@ option() {
     echo "$value"
 }
 
-# refuse_several HOSTS: what only one host can do yet
+# refuse_several HOSTS: the embedded engine runs in one process
 refuse_several() {
-    if [[ "$JOB" == train && "$1" != 1 ]]; then
-        missing "one host for train: it runs the embedded engine in one process (sft may use several hosts)"
+    if [[ "$JOB" == train && "$1" != 1 && -z "$(option config.rollout.servers)" ]]; then
+        missing "servers for train on several hosts: --config.rollout.servers=... (launch/serve_sglang.py starts one)"
     fi
 }
 

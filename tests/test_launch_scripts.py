@@ -160,12 +160,58 @@ def test_slurm_submits_what_it_shows(tmp_path):
     assert "launch/sft.py --distributed --config=configs/sft_tiny.py '--config.world.hops=(2,)'" in call
 
 
-def test_reinforcement_learning_waits_for_one_node(tmp_path):
+def test_reinforcement_learning_on_several_nodes_needs_servers(tmp_path):
     place = Place(tmp_path, "sbatch srun")
     job = ["train", "--config=configs/c_grpo_tiny.py"]
     refused = place.run("slurm.sh", *job, NODES="2", GPUS="8")
-    assert refused.returncode == 2 and "one host for train" in refused.stderr
+    assert refused.returncode == 2 and "servers for train on several hosts" in refused.stderr
     assert place.run("slurm.sh", *job, NODES="1", GPUS="8").returncode == 0
+    servers = "--config.rollout.servers=('http://somewhere:30000',)"
+    assert place.run("slurm.sh", *job, servers, NODES="2", GPUS="8").returncode == 0
+
+
+SERVED = {"NODES": "2", "SERVER_NODES": "1", "GPUS": "4"}
+
+
+def test_slurm_gives_servers_nodes_of_their_own(tmp_path):
+    place = Place(tmp_path, "sbatch srun scontrol")
+    shown = place.run("slurm.sh", "--dry-run", "train", "--config=configs/c_grpo_4b.py", **SERVED)
+    assert shown.returncode == 0, shown.stderr
+    words = shlex.split(shown.stdout)
+    assert "--nodes=3" in words
+    (step,) = (w for w in words if w.startswith("--wrap="))
+    assert "SERVER_NODES=1 launch/slurm_servers.sh train --config=configs/c_grpo_4b.py" in step
+    assert "srun" not in step
+    wrong = place.run("slurm.sh", *JOB, **SERVED)
+    assert wrong.returncode == 2 and "only it needs SERVER_NODES" in wrong.stderr
+
+
+def test_a_job_starts_its_servers_and_then_trains(tmp_path):
+    """The first node has two servers of two GPUs; python is a stub that finds them ready at the second look."""
+    place = Place(tmp_path, "srun")
+    for tool in ("seq", "wc"):
+        (place.bin / tool).symlink_to(shutil.which(tool))
+    (place.bin / "scontrol").write_text("#!/usr/bin/env bash\nprintf 'n1\\nn2\\nn3\\n'\n")
+    (place.bin / "scontrol").chmod(0o755)
+    srun = STUB.replace("true\n", '[[ "$*" == *serve_sglang* ]] && sleep 5\ntrue\n')
+    (place.bin / "srun").write_text(srun)
+    python = place.bin / "python"
+    python.write_text(STUB + '[[ -e "$CALLS.seen" ]] || { : > "$CALLS.seen"; exit 2; }\n')
+    python.chmod(0o755)
+    options = ["--config=configs/c_grpo_4b.py", "--config.serve.tensor=2"]
+    settings = {"PYTHON": str(python), "GPUS": "4", "SERVER_NODES": "1", "SLURM_JOB_NODELIST": "n[1-3]"}
+    done = place.run("slurm_servers.sh", "train", *options, **settings, POLL_S="0")
+    assert done.returncode == 0, done.stderr
+    calls = place.called()
+    servers = sorted(c for c in calls if c.startswith("srun") and "serve_sglang" in c)
+    assert len(servers) == 2
+    assert all("--nodelist=n1" in c and "--config.serve.host=n1" in c for c in servers)
+    assert "CUDA_VISIBLE_DEVICES=0,1" in servers[0] and "CUDA_VISIBLE_DEVICES=2,3" in servers[1]
+    assert len([c for c in calls if c.startswith("python") and c.endswith("--attach")]) == 2
+    (training,) = (c for c in calls if "launch/train.py" in c)
+    assert calls[-1] == training
+    assert "--nodes=2" in training and "--nodelist=n2,n3" in training and "--distributed" in training
+    assert "--config.rollout.servers=('http://n1:30000','http://n1:30002',)" in training
 
 
 # ------------------------------------------------------------------------------------------- TPU pod
@@ -247,7 +293,7 @@ def test_reinforcement_learning_runs_on_a_pod_of_one_host_only(tmp_path):
     place = Place(tmp_path, "gcloud")
     job = ["--dry-run", "train", "--config=configs/c_grpo_tiny.py", "--workdir=/mnt/shared/run"]
     refused = place.run("tpu_pod.sh", *job, **POD)
-    assert refused.returncode == 2 and "one host for train" in refused.stderr
+    assert refused.returncode == 2 and "servers for train on several hosts" in refused.stderr
     assert place.run("tpu_pod.sh", *job, **POD | {"ACCELERATOR_TYPE": "v6e-8"}).returncode == 0
 
 

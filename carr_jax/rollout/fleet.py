@@ -22,6 +22,10 @@ _TOLERANCE = 1e-3  # between servers, in its log-probs
 _OTHERS = "other log-probs of the known prompt than the first server"
 
 
+class _NoServer(WeightUpdateError):
+    """All servers have been ejected; they may return."""
+
+
 @dataclass(frozen=True)
 class PoolOptions:
     """How patient a pool is.  Times in seconds.
@@ -217,9 +221,27 @@ class Fleet:
     async def update(self, weights: Weights) -> None:
         """New weights on every living server, seen at work there, or on none.
 
-        A server that does not answer is ejected.  Raises WeightUpdateError when one refuses, when they do not
-        agree on the log-probs of the known prompt, or when none is left; then all have the weights of before.
+        A server that does not answer is ejected; when none is left, the update waits up to `recover_s` for one
+        to return.  Raises WeightUpdateError when one refuses, when they do not agree on the log-probs of the
+        known prompt, or when none returns; then all have the weights of before.
         """
+        while True:
+            try:
+                return await self._update(weights)
+            except _NoServer as error:
+                if self.weights is None:  # nobody can return to weights that there never were
+                    raise
+                await self._somebody(error)
+
+    async def _somebody(self, error: Exception) -> None:
+        """Returns when a server has come back.  Raises `error` after `recover_s` seconds."""
+        try:
+            async with asyncio.timeout(self._options.recover_s), self._news:
+                await self._news.wait_for(lambda: self.alive)
+        except TimeoutError:
+            raise error from None
+
+    async def _update(self, weights: Weights) -> None:
         async with self._lock:
             if fixed := [str(m.server) for m in self.alive if not m.able.updates]:
                 raise WeightUpdateError(f"{', '.join(fixed)} cannot take new weights while running")
@@ -260,7 +282,7 @@ class Fleet:
         if refused := await self._each(ask):
             raise WeightUpdateError("; ".join(map(str, refused)))
         if not found:
-            raise WeightUpdateError("no server is left")
+            raise _NoServer("no server is left")
         reference = next(iter(found.values()))
         if off := [
             f"{m.server}: {_OTHERS}" for m, logprobs in found.items() if not _agree(logprobs, reference)
@@ -274,8 +296,17 @@ class Fleet:
             raise ServerRefused(f"{member.server}: {_OTHERS}")
 
     async def _ask(self, member: Member, name: str) -> np.ndarray:
-        """A server's log-probs of the known prompt.  Raises EngineError."""
-        logprobs, reply = await member.server.prompt_logprobs(self._prompt, self._options.request_s)
+        """A server's log-probs of the known prompt.  Raises EngineError.
+
+        Like any other request it may fail without the server being dead, so it is asked several times.
+        """
+        for left in reversed(range(self._options.misses)):
+            try:
+                logprobs, reply = await member.server.prompt_logprobs(self._prompt, self._options.request_s)
+                break
+            except EngineError as error:
+                if isinstance(error, ServerRefused) or not left:
+                    raise
         member.exact = reply.exact
         if reply.versions != (name,) * len(reply.versions):
             raise ServerRefused(f"{member.server}: sampled with the weights {reply.versions}, not {name!r}")
