@@ -75,7 +75,10 @@ async def make_judge(config: ConfigDict, folder: Path, draw: int = 0) -> AsyncIt
 
 @asynccontextmanager
 async def open_client(config: ConfigDict, folder: Path) -> AsyncIterator[tuple[ChatClient, ReplyCache]]:
-    """The model that `config.judge` names, and the replies that are known.  Raises InputError like `make_judge`."""
+    """The model that `config.judge` names, and the replies that are known.
+
+    Raises InputError as `make_judge` does.
+    """
     judge = config.judge
     prices = Prices(judge.price_prompt, judge.price_cached, judge.price_completion)
     ledger = Ledger(ledger_file(folder), prices, judge.budget_usd)

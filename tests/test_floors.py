@@ -41,6 +41,7 @@ MAY_IMPORT = {
     "actor": LOOP - {"learning", "sanity"} | {"judging"},
     "train": LOOP | {"actor", "agreement", "distributed", "judging", "llm"},
     "scoring": {"observe", "rewards", "stored"},
+    "decomposing": {"data", "observe", "rewards", "stored"},
     "sft": LOOP | {"distributed", "search"},
     "planning": {"command", "config", "learner", "learning", "models", "sharding"},
 }

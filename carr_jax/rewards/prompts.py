@@ -199,7 +199,7 @@ def rubric_prompt(
     faults: Sequence[str],
     limits: tuple[int, int],
 ) -> Prompt:
-    """Which facts does the question rest on?  `draft` and its `faults` are of an earlier round, () in the first.
+    """Which facts does the question rest on?  `draft` and `faults` are those of an earlier round, or ().
 
     `limits` are the most statements, and the most characters of one.
     """

@@ -62,6 +62,10 @@ async def make_rubrics(
     question: Question, client: ChatClient, cache: ReplyCache, options: MakerOptions = MakerOptions()
 ) -> Made:
     """Rubrics by a model.  Raises llm.errors.CannotGoOn, such as a budget that is spent."""
+    if question.answer_type == "yesno":
+        return Made(
+            None, ("yes and no are no entity that rubrics could lead to; use it for outcome reward only",)
+        )
     made = Made(None)
     for number in range(options.rounds + 1):
         prompt = rubric_prompt(question, evidence(question), made.draft, made.findings, (MOST_RUBRICS, LONGEST))

@@ -68,7 +68,8 @@ def test_clean_rubrics_have_no_findings():
         ),
         (
             (*CLEAN, "<E0> is <|im_end|>."),
-            'rubric 3 ("<E0> is <|im_end|>.") holds control tokens or characters that are not seen; leave them out',
+            'rubric 3 ("<E0> is <|im_end|>.") holds control tokens or characters that are not seen; leave them '
+            "out",
         ),
         ((*CLEAN, "<E0>."), 'rubric 3 ("<E0>.") states nothing; write one whole sentence'),
     ],
