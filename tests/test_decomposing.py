@@ -184,7 +184,8 @@ def test_the_command_asks_a_model_within_its_budget(tmp_path):
     async def test():
         async with Stub(mind) as stub:
             said, status = await command(stub, 1.05)
-            assert status == 2 and "of the budget of $1.05 are spent" in said and "config.judge.budget_usd" in said
+            assert status == 2 and "of the budget of $1.05 are spent" in said
+            assert "give a larger config.judge.budget_usd" in said
             assert said.strip().count("\n") == 0 and len(stub.calls) == 1
             said, status = await command(stub, 200.0)
             assert status == 0 and "3 questions" in said and len(stub.calls) == 3
