@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from carr_jax.agent.parser import parse_turn
-from carr_jax.records import InputError, Question
+from carr_jax.records import InputError, Question, Trajectory
 from carr_jax.rewards import citations
 from carr_jax.rewards.calibration import Label, label_from_json
 from carr_jax.rewards.citations import Reading
@@ -155,8 +155,7 @@ def answering(question: Question, answer: str) -> Question:
 
 def _read(setting: Setting, response: str) -> Reading:
     """A response as the reward reads it."""
-    row = {"question": to_json(setting.question), "response": response, "pages": setting.gold}
-    return citations.read(from_plain(row)[1])
+    return citations.read(_attempt(setting.question, response, setting.gold))
 
 
 def _setting(world: World, question: Question) -> Setting:
@@ -180,3 +179,34 @@ def _wrong(world: World, name: str, known: list[str], rng: random.Random) -> str
     else:
         names = [str(year) for year in range(1700, 1900) if str(year) != name]
     return rng.choice([n for n in names if not any(mentions(text, (n,)) for text in known)])
+
+
+# ----------------------------------------------------------------------------------------------------- a group
+
+
+def scripted_group(question: int = 0) -> tuple[Question, dict[str, Trajectory]]:
+    """A question of the built-in world and named attempts at it, for looking at rewards without training.
+
+    It has a described anchor and three hops; the n-th such question is taken.
+    """
+    world = build_world(_WORLD)
+    known = [q for q in world.questions("train", 40 * (question + 1)) if q.hops == 3 and "E3" in q.entities]
+    setting = _setting(world, known[question])
+    asked, right = setting.question, expert_answer(setting.question)
+    first = asked.rubrics[0]
+    attempts = {
+        "expert": (right, setting.gold),
+        "skips a name": (right.replace(setting.names["E2"], "a certain one"), setting.gold),
+        "skips a page": (
+            right,
+            {url: text for url, text in setting.gold.items() if url not in first.support_urls},
+        ),
+        "cites, names nobody": (last_content(citer(asked)), setting.gold),
+        "guesser": (last_content(guesser(asked)), {}),
+        "wrong, well cited": (expert_answer(answering(asked, setting.wrong["E0"])), setting.gold),
+    }
+    return asked, {name: _attempt(asked, *attempt) for name, attempt in attempts.items()}
+
+
+def _attempt(question: Question, response: str, pages: Mapping[str, str]) -> Trajectory:
+    return from_plain({"question": to_json(question), "response": response, "pages": pages})[1]
