@@ -96,6 +96,8 @@ async def make(given, config, questions, progress):
 
 def run(argv):
     given = parse([a for a in argv[1:] if not a.startswith("--config")])
+    if given.from_evidence and any(a.startswith("--config=") for a in argv):
+        argv = [*argv, "--config.judge.kind=exact"]  # nobody is asked, so no key is missing
     config = chosen_judge(argv, given.out.parent)
     if not given.from_evidence and config.judge.kind != "llm":
         raise InputError("no model to ask: give a --config with judge.kind=llm, or --from-evidence")

@@ -145,6 +145,8 @@ def test_the_command(tmp_path):
     assert "1 questions (0 were done before), 1 rubrics (1.0 each)" in done.stdout
     assert "1 times: it has no evidence" in done.stdout and read_questions(out) == [rows[0]]
     assert from_evidence(rows[0]).question == rows[0]
+    large = f"--config={ROOT / 'configs/c_grpo_4b.py'}"
+    assert script(source, "--from-evidence", large, f"--out={out}").returncode == 0  # without its key
     bad = script(source, f"--out={out}")
     assert (bad.returncode, bad.stdout.count("\n")) == (2, 1) and "--from-evidence" in bad.stdout
     bad = script(source, "--from-evidence", f"--out={tmp_path / 'o.txt'}")
