@@ -50,26 +50,16 @@ def ledger_file(folder: Path) -> Path:
 
 
 @asynccontextmanager
-async def make_judge(config: ConfigDict, folder: Path) -> AsyncIterator[Judge]:
+async def make_judge(config: ConfigDict, folder: Path, draw: int = 0) -> AsyncIterator[Judge]:
     """The judge that `config.judge` describes; its files lie in `folder`, its connections end with the block.
 
-    Raises InputError for endpoints, a cache or an account book that cannot be used.
+    Another `draw` asks for other replies to the same prompts.  Raises InputError for endpoints, a cache or an
+    account book that cannot be used.
     """
     if config.judge.kind == "exact":
         yield ExactJudge()
-    else:
-        async with _llm_judge(config, folder) as judge:
-            yield judge
-
-
-@asynccontextmanager
-async def _llm_judge(config: ConfigDict, folder: Path) -> AsyncIterator[LLMJudge]:
+        return
     judge = config.judge
-    prices = Prices(judge.price_prompt, judge.price_cached, judge.price_completion)
-    ledger = Ledger(ledger_file(folder), prices, judge.budget_usd)
-    cache = ReplyCache(replies_file(config, folder), judge.replay)
-    limits = ChatOptions(judge.concurrency, judge.key_concurrency, judge.request_s, judge.queue_s)
-    endpoints = tuple(map(parse_endpoint, judge.endpoints))
     options = JudgeOptions(
         judge.temperature,
         judge.max_tokens,
@@ -77,10 +67,27 @@ async def _llm_judge(config: ConfigDict, folder: Path) -> AsyncIterator[LLMJudge
         judge.votes,
         judge.page_bytes,
         judge.pages_bytes,
+        draw,
     )
+    async with open_client(config, folder) as (client, cache):
+        yield LLMJudge(client, cache, options)
+
+
+@asynccontextmanager
+async def open_client(config: ConfigDict, folder: Path) -> AsyncIterator[tuple[ChatClient, ReplyCache]]:
+    """The model that `config.judge` names, and the replies that are known.
+
+    Raises InputError as `make_judge` does.
+    """
+    judge = config.judge
+    prices = Prices(judge.price_prompt, judge.price_cached, judge.price_completion)
+    ledger = Ledger(ledger_file(folder), prices, judge.budget_usd)
+    cache = ReplyCache(replies_file(config, folder), judge.replay)
+    limits = ChatOptions(judge.concurrency, judge.key_concurrency, judge.request_s, judge.queue_s)
+    endpoints = tuple(map(parse_endpoint, judge.endpoints))
     try:
         async with ChatClient(judge.model, endpoints, os.environ, ledger, limits) as client:
-            yield LLMJudge(client, cache, options)
+            yield client, cache
     finally:
         cache.close()
 

@@ -41,6 +41,8 @@ MAY_IMPORT = {
     "actor": LOOP - {"learning", "sanity"} | {"judging"},
     "train": LOOP | {"actor", "agreement", "distributed", "judging", "llm"},
     "scoring": {"observe", "rewards", "stored"},
+    "decomposing": {"data", "observe", "rewards", "stored"},
+    "calibrating": {"agent", "rewards", "rollout", "search", "stored"},
     "sft": LOOP | {"distributed", "search"},
     "planning": {"command", "config", "learner", "learning", "models", "sharding"},
 }

@@ -41,6 +41,12 @@ def test_layer_parity(monkeypatch):
     assert figures(execute("layer_parity.ipynb", ROOT / "notebooks", monkeypatch)) == 2
 
 
+def test_reward_inspection(tmp_path, monkeypatch):
+    notebook = execute("reward_inspection.ipynb", tmp_path, monkeypatch)
+    tables = [o for cell in notebook.cells for o in cell.get("outputs", ()) if "text/html" in o.get("data", {})]
+    assert figures(notebook) == 3 and len(tables) == 4
+
+
 def test_notebooks_are_kept_without_outputs():
     for path in (ROOT / "notebooks").glob("*.ipynb"):
         assert '"output_type"' not in path.read_text(), path.name

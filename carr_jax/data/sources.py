@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
 
+from carr_jax.data.frozen import check_frozen
 from carr_jax.records import InputError, Page, Question, Rubric
+from carr_jax.rewards.lint import structure
 from carr_jax.rewards.matching import compare
-from carr_jax.rewards.rubrics import connected, entity_ids
 from carr_jax.stored import question_from_json
 
 CORPUS_FILES = ("corpus.jsonl", "corpus.jsonl.gz")
@@ -61,10 +62,13 @@ def read_questions(path: str | Path, split: str | None = None) -> list[Question]
 
     In a directory, every .jsonl(.gz) file but the corpus is read, by name.  A corpus beside the questions
     gives the support URLs; without it, a title has its Wikipedia address.  Raises InputError with file, line
-    and reason of the bad rows (the first ten, and how many there are), or for a file that is not there.
+    and reason of the bad rows (the first ten, and how many there are), or for a file that is not there or was
+    changed since it was frozen.
     """
     path = Path(path)
     files = _question_files(path)
+    for file in files:
+        check_frozen(file)
     corpus = _corpus_file(path if path.is_dir() else path.parent)
     urls = {page.title: page.url for page in read_pages(corpus)} if corpus else {}
     places: dict[str, str] = {}
@@ -95,7 +99,7 @@ def question_from_row(row: Row, urls: Mapping[str, str]) -> Question:
     texts = {key: _text(row, key) for key in ("id", "question", "answer")}
     _check_lists(row)
     question = _from_evidence(row, texts, urls) if "dataset" in row else question_from_json(row)
-    if problems := lint_question(question):
+    if problems := structure(question):
         raise ValueError("; ".join(problems))
     return question
 
@@ -117,37 +121,6 @@ def _from_evidence(row: Row, texts: Mapping[str, str], urls: Mapping[str, str]) 
         split=_text(row, "split"),
         metadata={"walk": walk, "type": row.get("type", ""), "upstream_split": row.get("upstream_split", "")},
     )
-
-
-def lint_question(question: Question) -> list[str]:
-    """What is wrong with the rubrics of a question, in words; empty when all is well, or there are no rubrics.
-
-    Every rubric needs a placeholder and a path of shared placeholders to `<E0>`, or it can never score; ids run
-    from E0 without a gap; and where names are given, each entity has one.
-    """
-    if not question.rubrics:
-        return []
-    used = set(entity_ids(question.rubrics))
-    problems = [f"rubric has no placeholder: {r.text!r}" for r in question.rubrics if not r.entities]
-    if "E0" not in used:
-        problems.append("no rubric mentions <E0>, the answer")
-    if used != {f"E{k}" for k in range(len(used))}:
-        problems.append(f"placeholders have gaps: {', '.join(sorted(used))}")
-    linked = connected_to_answer(question.rubrics)
-    problems += [
-        f"rubric is not connected to <E0>: {rubric.text!r}"
-        for rubric, ok in zip(question.rubrics, linked, strict=True)
-        if rubric.entities and not ok
-    ]
-    if question.entities:
-        problems += [f"<{e}> has no name" for e in sorted(used) if not any(question.entities.get(e, ()))]
-        problems += [f"<{e}> stands in no rubric" for e in sorted(set(question.entities) - used)]
-    return problems
-
-
-def connected_to_answer(rubrics: Sequence[Rubric]) -> list[bool]:
-    """For each rubric, whether it is reached from `<E0>` over rubrics that share placeholders."""
-    return list(connected([rubric.entities for rubric in rubrics], [True] * len(rubrics)))
 
 
 # ------------------------------------------------------------------------------------- evidence to rubrics

@@ -126,6 +126,7 @@ def plot_evidence_graph(score: Score) -> Figure:
     rubrics, which is so when judging was skipped or failed.
     """
     import matplotlib.pyplot as plt
+    from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
     if not score.rubric_scores:
@@ -135,10 +136,18 @@ def plot_evidence_graph(score: Score) -> Figure:
     figure, axis = plt.subplots(figsize=(10, 1.5 + 1.2 * _tallest(place)), layout="constrained")
     _draw_graph(axis, graph, place)
     for node, xy in place.items():
-        _label(axis, xy, graph.nodes[node].get("text", graph.nodes[node].get("name", "")))
-    handles = [Patch(color=color, label=state) for state, color in STATE_COLORS.items()]
-    figure.legend(handles=handles, loc="outside upper left", ncols=4, frameon=False, fontsize=8)
-    axis.margins(0.12, 0.3)
+        text = graph.nodes[node].get("text", graph.nodes[node].get("name", ""))
+        _label(
+            axis,
+            xy,
+            text,
+            "above" if isinstance(node, str) else "beside" if graph.degree(node) < 2 else "below",
+        )
+    entity = Line2D([], [], linestyle="", marker="o", markersize=9, color="white", markeredgecolor="#30363d")
+    handles = [entity, *(Patch(color=color) for color in STATE_COLORS.values())]
+    labels = ["entity", *(f"rubric, {state}" for state in STATE_COLORS)]
+    figure.legend(handles, labels, loc="outside upper left", ncols=5, frameon=False, fontsize=8)
+    axis.margins(0.14, 0.35)
     axis.axis("off")
     return figure
 
@@ -159,16 +168,26 @@ def _draw_graph(axis: Axes, graph: networkx.Graph, place: Mapping[Any, tuple[flo
     nx.draw_networkx_labels(graph, place, {node: node for node in entities}, ax=axis, font_size=9)
 
 
-def _label(axis: Axes, xy: tuple[float, float], text: str) -> None:
-    """Untrusted text below a node, on a white ground that keeps edges from striking it through."""
+# Where a label stands: (offset in points, horizontal and vertical alignment).  Names of entities above and
+# statements below or beside: neighbours never write over each other.
+_SIDES = {
+    "above": ((0, 19), "center", "bottom"),
+    "below": ((0, -17), "center", "top"),
+    "beside": ((15, 0), "left", "center"),
+}
+
+
+def _label(axis: Axes, xy: tuple[float, float], text: str, side: str) -> None:
+    """Untrusted text by a node, on a white ground that keeps edges from striking it through."""
+    offset, horizontal, vertical = _SIDES[side]
     axis.annotate(
-        textwrap.fill(clean(text), 26),
+        textwrap.fill(clean(text), 24),
         xy,
-        xytext=(0, -20),
+        xytext=offset,
         textcoords="offset points",
-        fontsize=7,
-        ha="center",
-        va="top",
+        fontsize=8,
+        ha=horizontal,
+        va=vertical,
         bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 1},
         parse_math=False,  # a dollar sign would start TeX mode
     )

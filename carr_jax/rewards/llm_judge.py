@@ -29,7 +29,7 @@ Read = Callable[[Mapping[str, Any]], dict[str, Any]]
 
 @dataclass(frozen=True)
 class JudgeOptions:
-    """How a judge is asked.  `votes` is odd; sizes are in bytes."""
+    """How a judge is asked.  `votes` is odd; sizes are in bytes; another `draw` asks for other replies."""
 
     temperature: float = 0.0
     max_tokens: int = 2048
@@ -37,6 +37,7 @@ class JudgeOptions:
     votes: int = 1
     page_bytes: int = 24_000
     pages_bytes: int = 200_000
+    draw: int = 0
 
 
 class LLMJudge:
@@ -84,7 +85,7 @@ class LLMJudge:
         request = Request(prompt.messages, options.max_tokens, options.temperature, schema=prompt.schema)
 
         def vote(number: int) -> Awaitable[Asked]:
-            ballot = replace(request, seed=number)
+            ballot = replace(request, seed=options.draw * options.votes + number)
             return ask(self._client, self._cache, ballot, usable, purpose=step, tries=options.tries)
 
         return counted(step, await asyncio.gather(*map(vote, range(options.votes))), same)

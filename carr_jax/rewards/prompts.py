@@ -1,4 +1,5 @@
-"""The prompts of the three steps (CaRR, section 3): what an LLM judge is told, and the form of its verdict.
+"""The prompts of the three steps (CaRR, section 3), and of making rubrics: what a model is told, and the form
+of its verdict.
 
 Each prompt is a fixed instruction (the system message), then blocks of data, then one fixed closing line.  No
 instruction ever follows what others wrote.  What is the same for the siblings of a group stands first, and
@@ -85,6 +86,32 @@ A statement may hold placeholders such as <E1> for something that is not named. 
 state it of the one thing that QUESTION means by it, whatever its name.
 """
 
+_RUBRICS = """\
+You take a hard question apart into the single facts that somebody must find to answer it.
+
+{data}
+Blocks: QUESTION; ANSWER, its right answer; perhaps EVIDENCE, steps on the way to the answer, one in each line;
+perhaps DRAFT, statements of an earlier attempt, one in each line, and FAULTS, what a program found wrong with
+them.
+
+Write statements in English, with a placeholder for everything that QUESTION does not name: <E0> for the answer,
+<E1>, <E2>, and so on for the other hidden persons, places, works, dates and things, one number for each, with
+none left out.
+- Each statement is one grammatical sentence and tells one fact, which one web page could prove.
+- Each holds at least one placeholder. A fact that ties two hidden things together holds both placeholders.
+- From <E0>, every statement must be reached over statements that share a placeholder.
+- Cover every condition of QUESTION once, and add none that neither QUESTION nor EVIDENCE holds.
+- Never write who or what a placeholder stands for, neither the answer nor a name that you know or guess, unless
+  QUESTION itself has the name.
+- At most {most} statements, of at most {longest} characters.
+With a DRAFT, write all statements again, without the FAULTS.
+
+For example, "In which year was the bridge finished that the sister of the painter of The Blue Mill designed?"
+becomes "<E1> painted The Blue Mill.", "<E2> is a sister of <E1>.", "<E2> designed the bridge <E3>." and
+"<E3> was finished in <E0>."
+
+{form}"""
+
 CLOSING = 'End of the data. Now reply with the JSON object; its "code" is "{}".'
 
 
@@ -163,6 +190,28 @@ def support_prompt(
     return _prompt(
         _SUPPORT.replace("{extra}", extra).replace("{open}", remark), form, blocks, keys, tuple(shown)
     )
+
+
+def rubric_prompt(
+    question: Question,
+    evidence: Sequence[str],
+    draft: Sequence[str],
+    faults: Sequence[str],
+    limits: tuple[int, int],
+) -> Prompt:
+    """Which facts does the question rest on?  `draft` and `faults` are those of an earlier round, or ().
+
+    `limits` are the most statements, and the most characters of one.
+    """
+    form = '{"code": "...", "rubrics": ["...", "..."]}'
+    blocks = [
+        block("QUESTION", question.question),
+        block("ANSWER", "\n".join(map(one_line, question.answers))),
+    ]
+    more = {"EVIDENCE": evidence, "DRAFT": draft, "FAULTS": faults}
+    blocks += [block(name, "\n".join(map(one_line, lines))) for name, lines in more.items() if lines]
+    template = _RUBRICS.replace("{most}", str(limits[0])).replace("{longest}", str(limits[1]))
+    return _prompt(template, form, blocks, {"rubrics": {"type": "array", "items": _TEXT}})
 
 
 def shown_pages(pages: Mapping[str, str], page_bytes: int, pages_bytes: int) -> dict[str, str]:

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carr_jax.data.sources import connected_to_answer, lint_question, read_pages, read_questions
+from carr_jax.data.sources import read_pages, read_questions
 from carr_jax.records import InputError, Question, Rubric
+from carr_jax.rewards.lint import connected_to_answer
 from carr_jax.rewards.matching import mentions
 from carr_jax.search.world import WorldConfig, build_world
 from carr_jax.stored import to_json
@@ -263,26 +264,6 @@ def test_no_value_in_a_row_escapes_the_report(value, data):
             assert read_questions(path)[0].question
         except ValueError as error:
             assert str(error).startswith("1 bad rows")
-
-
-def test_lint_names_each_fault():
-    def faults(*texts, **entities):
-        return lint_question(Question("q", "?", "a", rubrics=tuple(map(Rubric, texts)), entities=entities))
-
-    assert faults("<E1> wrote <E0>.") == []
-    assert faults("<E1> wrote <E0>.", E0=("a",), E1=("b",)) == []
-    assert lint_question(Question("q", "?", "a")) == []
-    assert faults("<E0> is red.", "Snow is white.") == ["rubric has no placeholder: 'Snow is white.'"]
-    assert faults("<E1> is red.")[0] == "no rubric mentions <E0>, the answer"
-    assert faults("<E0> is <E3>.") == ["placeholders have gaps: E0, E3"]
-    assert faults("<E0> is red.", "<E1> is <E2>.") == ["rubric is not connected to <E0>: '<E1> is <E2>.'"]
-    assert faults("<E0> is <E1>.", E0=("a",)) == ["<E1> has no name"]
-    assert faults("<E0> is red.", E0=("a",), E1=("b",)) == ["<E1> stands in no rubric"]
-
-
-def test_connected_to_answer():
-    rubrics = [Rubric(t) for t in ("<E3> a <E4>", "<E1> b <E0>", "<E1> c <E2>", "d", "<E2> e")]
-    assert connected_to_answer(rubrics) == [False, True, True, False, True]
 
 
 # ------------------------------------------------------------------------------------------- shared files

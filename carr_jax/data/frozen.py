@@ -1,0 +1,40 @@
+"""Frozen files: a manifest beside a question file holds its SHA-256, so that a later change is noticed.
+
+Rubrics are made once, before training (CaRR, section 3.1): runs that saw other rubrics cannot be compared.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+from carr_jax.records import InputError
+
+
+def manifest_of(file: Path) -> Path:
+    """Where the manifest of a file stands, if it has one."""
+    return file.with_name(file.name + ".manifest.json")
+
+
+def digest(file: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def check_frozen(file: Path) -> None:
+    """Raises InputError when `file` has a manifest and is not what the manifest says."""
+    manifest = manifest_of(file)
+    if not manifest.exists() or not file.is_file():
+        return
+    try:
+        expected = json.loads(manifest.read_bytes())["sha256"]
+    except (KeyError, TypeError, ValueError):
+        raise InputError(
+            f"{manifest}: this is no manifest with a sha256; remove it, or bring it back"
+        ) from None
+    if digest(file) != expected:
+        raise InputError(
+            f"{file}: it was changed since it was frozen; bring it back, or remove {manifest.name} to accept it"
+        )
