@@ -20,7 +20,7 @@ from carr_jax.observe.inspection import (
     why,
 )
 from carr_jax.records import Question, RubricScore, Score, Verdict
-from carr_jax.rewards.carr import score_group
+from carr_jax.rewards.group import score_group
 from carr_jax.rewards.judge import ExactJudge
 
 NAMES = {"E0": "Kalkar", "E1": None, "E2": None}
