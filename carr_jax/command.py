@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import difflib
 import os
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
@@ -50,6 +52,24 @@ def cluster(argv: list[str], environment: Mapping[str, str]) -> dict | None:
             f"{values.processes}"
         )
     return given
+
+
+class OptionParser(argparse.ArgumentParser):
+    """The options that a script of launch/ has beside a configuration; wrong ones are an InputError, one line.
+
+    `doc` is the script's documentation, shown by --help.
+    """
+
+    def __init__(self, script: str, doc: str | None) -> None:
+        form = argparse.RawDescriptionHelpFormatter
+        super().__init__(prog=script, description=doc, formatter_class=form, allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"{message}; --help tells more")
+
+    def own(self, argv: Sequence[str]) -> argparse.Namespace:
+        """The options in `argv` but those of the configuration.  Raises InputError."""
+        return self.parse_args([a for a in argv[1:] if not a.startswith("--config")])
 
 
 _NUMBERED = ("coordinator", "processes", "process")

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from carr_jax.data.frozen import check_frozen, digest, manifest_of
+from carr_jax.data.frozen import check_frozen, manifest_of
 from carr_jax.observe.files import atomic_file
 from carr_jax.records import InputError, Question
 from carr_jax.rewards.rubric_maker import Made
 from carr_jax.rewards.rubrics import entity_ids
-from carr_jax.stored import question_from_json, to_json
+from carr_jax.stored import file_sha256, question_from_json, to_json
 
 Make = Callable[[Question], Awaitable[Made]]
 
@@ -187,7 +187,7 @@ def _freeze(report: Report, out: Path, how: Mapping[str, Any]) -> None:
         file.writelines(map(_line, report.questions))
     with atomic_file(rejects_of(out)) as file:
         file.writelines(map(_line, report.rejected))
-    facts = {"sha256": digest(out), **how, **counts(report)}
+    facts = {"sha256": file_sha256(out), **how, **counts(report)}
     with atomic_file(manifest_of(out)) as file:
         file.write(json.dumps(facts, indent=1).encode() + b"\n")
 

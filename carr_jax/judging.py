@@ -28,16 +28,21 @@ def judge_name(config: ConfigDict) -> str:
     return config.judge.kind if config.judge.kind == "exact" else config.judge.model
 
 
-def chosen_judge(argv: Sequence[str], folder: Path) -> ConfigDict:
-    """The configuration whose judge a command of `launch/` is to use.
+def chosen_config(argv: Sequence[str]) -> ConfigDict:
+    """The configuration of a command of `launch/`: --config=FILE with what --config.section.field changes.
 
-    That of --config=FILE with what --config.judge.field=value changes; the exact judge without one.  Raises
-    InputError for all that it lacks at once.
+    Without one, the defaults, whose judge is the exact one.  Raises InputError.
     """
     ours = [a for a in argv[1:] if a.startswith("--config")]
     config = command.parse([argv[0], *ours])[0] if ours else rl()
     if "judge" not in config:
         raise InputError("this configuration has no section judge; give one for reinforcement learning")
+    return config
+
+
+def chosen_judge(argv: Sequence[str], folder: Path) -> ConfigDict:
+    """`chosen_config` with a judge that can be asked.  Raises InputError for all that it lacks at once."""
+    config = chosen_config(argv)
     wrong = [p for p in problems(config) if p.startswith("config.judge.")]
     if wrong := wrong or judge_problems(config, folder):
         raise InputError("cannot start: " + "; ".join(wrong))

@@ -26,7 +26,8 @@ from carr_jax.distributed import is_first, stop_together
 from carr_jax.models.config import PRESETS, ModelConfig, from_hf_config
 from carr_jax.models.qwen3 import init_params, param_shardings
 from carr_jax.sharding import make_mesh
-from carr_jax.weights import MANIFEST, file_sha256, load_params, save_params, verify
+from carr_jax.stored import file_sha256
+from carr_jax.weights import MANIFEST, load_params, save_params, verify
 
 SAMPLE = "sample.txt"  # a text that the policy must predict well, see sanity.py
 BESIDE = (

@@ -6,10 +6,10 @@ import json
 import os
 import socket
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from ml_collections import ConfigDict
 
+from carr_jax.addresses import http_address
 from carr_jax.config import flatten, problems, to_json
 from carr_jax.llm.endpoints import missing_keys, parse_endpoint
 from carr_jax.records import InputError
@@ -53,13 +53,12 @@ def preflight(config: ConfigDict, workdir: Path) -> list[str]:
 
 def _silence(address: str) -> str:
     """Why nobody can be reached at an address, "" when somebody listens; what is there is asked later."""
+    if (parts := http_address(address)) is None:
+        return "not an address such as http://10.0.0.5:30000"
+    port = parts.port or (443 if parts.scheme == "https" else 80)
     try:
-        parts = urlsplit(address)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError("not an address such as http://10.0.0.5:30000")
-        port = parts.port or (443 if parts.scheme == "https" else 80)
         socket.create_connection((parts.hostname, port), timeout=5).close()
-    except (OSError, ValueError) as error:
+    except OSError as error:
         return str(error)
     return ""
 

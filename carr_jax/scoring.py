@@ -210,4 +210,4 @@ def ends(verdicts: Sequence[Verdict]) -> Counter[str]:
 def spent(verdicts: Sequence[Verdict]) -> tuple[int, int, float]:
     """Judge calls (without replayed ones), their tokens, and US dollars."""
     calls = [v for verdict in verdicts for v in verdict.score.verdicts if not v.cached]
-    return len(calls), sum(v.tokens for v in calls), sum(v.cost_usd for v in calls)
+    return sum(v.calls for v in calls), sum(v.tokens for v in calls), sum(v.cost_usd for v in calls)

@@ -1,11 +1,13 @@
-"""Records as plain JSON values and back: what `trajectories/*.jsonl.gz` and question files are made of."""
+"""Records as plain JSON values and back, what files are made of; and the checksum that tells a changed file."""
 
 from __future__ import annotations
 
 import dataclasses
 import enum
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -88,3 +90,9 @@ def score_from_json(row: Mapping[str, Any]) -> Score:
 
 def _verdict(row: Mapping[str, Any]) -> Verdict:
     return Verdict(**{**row, "evidence": tuple(map(tuple, row.get("evidence", ())))})
+
+
+def file_sha256(path: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

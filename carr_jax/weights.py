@@ -27,6 +27,7 @@ from carr_jax.distributed import is_first, pick, wait_for_all
 from carr_jax.models.config import ModelConfig, to_hf_config
 from carr_jax.models.qwen3 import Params, param_shapes
 from carr_jax.records import InputError
+from carr_jax.stored import file_sha256
 
 CONFIG, SINGLE, INDEX, MANIFEST = (
     "config.json",
@@ -319,12 +320,6 @@ def verify(folder: Path | str) -> list[str]:
         elif file_sha256(folder / name) != checksum:
             problems.append(f"{name} was changed")
     return problems
-
-
-def file_sha256(path: Path) -> str:
-    """The checksum of a file in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _write(path: Path, blocks: Iterable[bytes | memoryview]) -> str:

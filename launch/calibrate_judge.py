@@ -9,7 +9,6 @@ times, with other seeds.  A decision that stays unknown is not right.  With --at
 the accuracy of a step is lower.  Replies, and what they cost, are kept in OUT/judge.
 """
 
-import argparse
 import asyncio
 import sys
 from pathlib import Path
@@ -20,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from carr_jax.calibrating import read_labels, world_labels
-from carr_jax.command import end_well
+from carr_jax.command import OptionParser, end_well
 from carr_jax.judging import chosen_judge, how_to_go_on, judge_name, make_judge
 from carr_jax.llm.errors import CannotGoOn
 from carr_jax.records import InputError
@@ -29,22 +28,14 @@ from carr_jax.rewards.calibration import HUMAN, cost_per_trajectory, judge_label
 SHOWN = 5  # mistakes that are printed
 
 
-class Parser(argparse.ArgumentParser):
-    """Errors become one line, as those of the other commands."""
-
-    def error(self, message):
-        raise InputError(f"{message}; --help tells more")
-
-
-def parse(arguments):
+def parse(argv):
     """Raises InputError for what cannot be measured."""
-    form = argparse.RawDescriptionHelpFormatter
-    options = Parser(prog="calibrate_judge.py", description=__doc__, formatter_class=form, allow_abbrev=False)
+    options = OptionParser("calibrate_judge.py", __doc__)
     options.add_argument("--labels", type=Path, help="labels of your own, JSON lines (default: the world)")
     options.add_argument("--times", type=int, default=3, help="how often each call is made (default: 3)")
     options.add_argument("--at-least", type=float, default=0.0, help="lowest accuracy of a step, from 0 to 1")
     options.add_argument("--out", type=Path, default=Path("runs/calibration"), help="folder for replies")
-    given = options.parse_args(arguments)
+    given = options.own(argv)
     if given.times < 1:
         raise InputError(f"--times={given.times} must be at least 1")
     if not 0 <= given.at_least <= 1:
@@ -67,7 +58,7 @@ async def judged(given, config, labels, status):
 
 def run(argv):
     """The lowest accuracy of a step."""
-    given = parse([a for a in argv[1:] if not a.startswith("--config")])
+    given = parse(argv)
     config = chosen_judge(argv, given.out)
     labels = read_labels(given.labels) if given.labels else world_labels()
     console = Console(highlight=False)

@@ -11,7 +11,6 @@ findings go back to it at most --rounds times.  What stays unclean stands in OUT
 kill.  A manifest with a SHA-256 stands beside OUT; a run that is given OUT after a change refuses to start.
 """
 
-import argparse
 import asyncio
 import sys
 from collections import Counter
@@ -22,11 +21,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # works from a clone that is
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from carr_jax.command import end_well
+from carr_jax.command import OptionParser, end_well
 from carr_jax.data.frozen import manifest_of
 from carr_jax.data.sources import read_questions
 from carr_jax.decomposing import counts, make_file, rejects_of
-from carr_jax.judging import chosen_judge, how_to_go_on, open_client
+from carr_jax.judging import chosen_config, chosen_judge, how_to_go_on, open_client
 from carr_jax.llm.errors import CannotGoOn
 from carr_jax.records import InputError
 from carr_jax.rewards.rubric_maker import MakerOptions, from_evidence, make_rubrics
@@ -35,22 +34,14 @@ from carr_jax.search.world import WorldConfig, build_world
 SHOWN = 5  # reasons that are printed
 
 
-class Parser(argparse.ArgumentParser):
-    """Errors become one line, as those of the other commands."""
-
-    def error(self, message):
-        raise InputError(f"{message}; --help tells more")
-
-
-def parse(arguments):
+def parse(argv):
     """Raises InputError for what cannot be done."""
-    form = argparse.RawDescriptionHelpFormatter
-    options = Parser(prog="rubrics.py", description=__doc__, formatter_class=form, allow_abbrev=False)
+    options = OptionParser("rubrics.py", __doc__)
     options.add_argument("file", metavar="FILE", type=Path, help="questions, or the word world")
     options.add_argument("--out", type=Path, required=True, help="question file to write, .jsonl")
     options.add_argument("--rounds", type=int, default=3, help="repairs of what a model wrote (default: 3)")
     options.add_argument("--from-evidence", action="store_true", help="ask no model")
-    given = options.parse_args(arguments)
+    given = options.own(argv)
     if given.out.suffix != ".jsonl" or given.out.is_dir():
         raise InputError(f"--out={given.out} must be a file that ends in .jsonl")
     if given.out.resolve() == given.file.resolve():
@@ -95,10 +86,8 @@ async def make(given, config, questions, progress):
 
 
 def run(argv):
-    given = parse([a for a in argv[1:] if not a.startswith("--config")])
-    if given.from_evidence and any(a.startswith("--config=") for a in argv):
-        argv = [*argv, "--config.judge.kind=exact"]  # nobody is asked, so no key is missing
-    config = chosen_judge(argv, given.out.parent)
+    given = parse(argv)
+    config = chosen_config(argv) if given.from_evidence else chosen_judge(argv, given.out.parent)
     if not given.from_evidence and config.judge.kind != "llm":
         raise InputError("no model to ask: give a --config with judge.kind=llm, or --from-evidence")
     questions = questions_of(given, config)

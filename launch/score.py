@@ -11,7 +11,6 @@ without one the exact judge, which compares with gold names; what it replied and
 the verdicts.
 """
 
-import argparse
 import asyncio
 import sys
 from collections import Counter
@@ -21,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # works from a clone that is
 
 from rich.console import Console
 
-from carr_jax.command import end_well
+from carr_jax.command import OptionParser, end_well
 from carr_jax.judging import chosen_judge, how_to_go_on, judge_name, make_judge
 from carr_jax.llm.errors import CannotGoOn
 from carr_jax.observe.verdicts import show_verdicts
@@ -32,21 +31,13 @@ from carr_jax.scoring import ends, means, score_file, spent
 SHOWN = 5  # bad rows that are printed
 
 
-class Parser(argparse.ArgumentParser):
-    """Errors become one line, as those of the other commands."""
-
-    def error(self, message):
-        raise InputError(f"{message}; --help tells more")
-
-
-def parse(arguments):
+def parse(argv):
     """Raises InputError for what cannot be scored."""
-    form = argparse.RawDescriptionHelpFormatter
-    options = Parser(prog="score.py", description=__doc__, formatter_class=form, allow_abbrev=False)
+    options = OptionParser("score.py", __doc__)
     options.add_argument("file", metavar="FILE", type=Path, help="trajectories to score")
     options.add_argument("--citations", default="tolerant", metavar="|".join(READERS), help="how they are read")
     options.add_argument("--out", type=Path, help="verdict file (default: FILE.verdicts.jsonl)")
-    given = options.parse_args(arguments)
+    given = options.own(argv)
     if not given.file.is_file():
         raise InputError(f"{given.file}: there is no such file")
     if given.citations not in READERS:
@@ -69,17 +60,12 @@ async def score(given, config, status):
                 (name, given.citations),
                 lambda n: status.update(f"{n:,} scored"),
             )
-    except* CannotGoOn as group:
-        raise InputError(how_to_go_on(first_of(group))) from None
-
-
-def first_of(group):
-    """The first exception in a group of groups."""
-    return first_of(group.exceptions[0]) if isinstance(group, BaseExceptionGroup) else group
+    except CannotGoOn as error:
+        raise InputError(how_to_go_on(error)) from None
 
 
 def run(argv):
-    given = parse([a for a in argv[1:] if not a.startswith("--config")])
+    given = parse(argv)
     config = chosen_judge(argv, given.out.parent)
     console = Console(highlight=False)
     with console.status("scoring") as status:

@@ -8,7 +8,6 @@ it once everything that was asked is answered.  The judge is that of the configu
 judge; what it replied and cost is kept in --workdir.
 """
 
-import argparse
 import asyncio
 import os
 import sys
@@ -16,24 +15,16 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # works from a clone that is not installed
 
-from carr_jax.command import end_well
+from carr_jax.command import OptionParser, end_well
 from carr_jax.judging import chosen_judge, judge_name, make_judge
 from carr_jax.records import InputError
 from carr_jax.rewards.carr import READERS
 from carr_jax.rewards.server import TOKEN_VARIABLE, Limits, check_exposure, make_app, serve
 
 
-class Parser(argparse.ArgumentParser):
-    """Errors become one line, as those of the other commands."""
-
-    def error(self, message):
-        raise InputError(f"{message}; --help tells more")
-
-
-def parse(arguments):
+def parse(argv):
     """Raises InputError for what cannot be served."""
-    form = argparse.RawDescriptionHelpFormatter
-    options = Parser(prog="serve_rewards.py", description=__doc__, formatter_class=form, allow_abbrev=False)
+    options = OptionParser("serve_rewards.py", __doc__)
     limits = Limits()
     options.add_argument("--workdir", type=Path, default=Path("runs/rewards"), help="default: runs/rewards")
     options.add_argument("--citations", default="tolerant", metavar="|".join(READERS), help="how they are read")
@@ -44,7 +35,7 @@ def parse(arguments):
     options.add_argument("--evaluations", type=int, default=limits.evaluations, help="judged at a time")
     options.add_argument("--waiting", type=int, default=limits.waiting, help="may wait; others are refused")
     options.add_argument("--seconds", type=float, default=limits.seconds, help="most that one request may take")
-    given = options.parse_args(arguments)
+    given = options.own(argv)
     if given.citations not in READERS:
         raise InputError(f"--citations={given.citations} is not one of {', '.join(READERS)}")
     if not 0 <= given.port < 65536:
@@ -56,7 +47,7 @@ def parse(arguments):
 
 
 def run(argv):
-    given = parse([a for a in argv[1:] if not a.startswith("--config")])
+    given = parse(argv)
     config = chosen_judge(argv, given.workdir)
     limits = Limits(given.evaluations, given.waiting, given.seconds)
 

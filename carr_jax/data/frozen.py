@@ -5,22 +5,16 @@ Rubrics are made once, before training (CaRR, section 3.1): runs that saw other 
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 
 from carr_jax.records import InputError
+from carr_jax.stored import file_sha256
 
 
 def manifest_of(file: Path) -> Path:
     """Where the manifest of a file stands, if it has one."""
     return file.with_name(file.name + ".manifest.json")
-
-
-def digest(file: Path) -> str:
-    """The SHA-256 of a file, in hexadecimal."""
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def check_frozen(file: Path) -> None:
@@ -34,7 +28,7 @@ def check_frozen(file: Path) -> None:
         raise InputError(
             f"{manifest}: this is no manifest with a sha256; remove it, or bring it back"
         ) from None
-    if digest(file) != expected:
+    if file_sha256(file) != expected:
         raise InputError(
             f"{file}: it was changed since it was frozen; bring it back, or remove {manifest.name} to accept it"
         )

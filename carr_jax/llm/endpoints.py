@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from urllib.parse import SplitResult, urlsplit
 
+from carr_jax.addresses import http_address
 from carr_jax.records import InputError
 
 _FORM = 'such as "https://api.example.com/v1 KEY_VARIABLE" or "http://10.0.0.5:8000/v1"'
@@ -36,7 +36,7 @@ def parse_endpoint(text: str) -> Endpoint:
     if not 1 <= len(parts) <= 3:
         raise InputError(f"{text!r} is no endpoint, {_FORM}")
     url, keys, model = parts + ["-", ""][len(parts) - 1 :]
-    address = _split(url)
+    address = http_address(url)
     if address is None or address.query or address.fragment:
         raise InputError(f"{url!r} is no address, {_FORM}")
     names = () if keys == "-" else tuple(keys.split(","))
@@ -46,15 +46,6 @@ def parse_endpoint(text: str) -> Endpoint:
             "environment variable, and the name of that here"
         )
     return Endpoint(url.rstrip("/"), names, model)
-
-
-def _split(url: str) -> SplitResult | None:
-    """`urlsplit`, or None for what is no http(s) address with a host and a valid port."""
-    try:
-        parts = urlsplit(url)
-        return parts if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 else None
-    except ValueError:
-        return None
 
 
 def missing_keys(endpoint: Endpoint, environment: Mapping[str, str]) -> list[str]:

@@ -54,10 +54,10 @@ async def score_group(
     outcomes = await asyncio.gather(*(score_outcome(question, *p, judge, robust_entities) for p in pairs))
     samples = [_Sample(*row) for row in zip(trajectories, readings, outcomes, strict=True)]
     if mix in OF_MAXIMUM:
-        await work.judge_towards_maximum([s for s in samples if s.live])
+        await work.look_for_maximum([s for s in samples if s.live])
     elif mix in ("carr_released", "carr_all_rollouts"):
         every = mix == "carr_all_rollouts"
-        await work.judge([s for s in samples if s.live and (every or s.right)])
+        await work.judge_all([s for s in samples if s.live and (every or s.right)])
     await asyncio.gather(*(work.leave(s) for s in samples if s.open))
     return [s.score for s in samples]
 
@@ -95,30 +95,22 @@ class _Group:
     """What the calls of a group have in common."""
 
     question: Question
-    judge_: Judge
+    judge: Judge
     mix: str
     everything: bool
 
-    async def judge(self, samples: Sequence[_Sample]) -> None:
+    async def judge_all(self, samples: Sequence[_Sample]) -> None:
         """All rubric calls of these samples, as far as they matter to the sample itself."""
+        for sample, found in zip(samples, await asyncio.gather(*map(self._rubrics, samples)), strict=True):
+            sample.end(found)
 
-        async def one(sample: _Sample) -> None:
-            if sample.named is None:
-                work = judge_rubrics(*self._ask(sample), everything=self.everything)
-            else:
-                named = sample.named
-                work = judge_support(self.question, named, self.judge_, self.mix, everything=self.everything)
-            sample.end(await work)
-
-        await asyncio.gather(*(one(sample) for sample in samples))
-
-    async def judge_towards_maximum(self, live: Sequence[_Sample]) -> None:
+    async def look_for_maximum(self, live: Sequence[_Sample]) -> None:
         """Only right answers earn, by their share of the group's best R_r, which may be a wrong one's (eq. 14).
 
         So right ones are judged.  A wrong one matters if it can beat the best so far: whom it names bounds its
         R_r from above.  The most promising goes first, then two, then four: few calls, and few rounds.
         """
-        await self.judge([s for s in live if s.right])
+        await self.judge_all([s for s in live if s.right])
         best = max((s.score.rubric for s in live if s.right and s.score.known), default=None)
         if best is None or best == 1.0:
             return
@@ -127,24 +119,26 @@ class _Group:
         waiting = sorted((s for s in wrong if s.named), key=lambda s: -s.named.most)
         size = 1
         while wave := [s for s in waiting[:size] if s.named.most > best]:
-            await self.judge(wave)
+            await self.judge_all(wave)
             best = max(best, *(s.score.rubric for s in wave if s.score.known), 0.0)
             waiting, size = waiting[size:], 2 * size
 
     async def leave(self, sample: _Sample) -> None:
         """A sample whose rubrics change nothing: left out and counted, or judged for the record alone."""
         if self.everything:
-            if sample.named is None:
-                work = judge_rubrics(*self._ask(sample), everything=True)
-            else:
-                named = sample.named
-                work = judge_support(self.question, named, self.judge_, self.mix, everything=True)
-            return sample.end(await work, needed=False)
+            return sample.end(await self._rubrics(sample), needed=False)
         calls, verdicts = rubric_calls(self.question, self.mix), ()
         if sample.named is not None:
             calls, verdicts = 1, sample.named.verdicts
         reason = "its rubrics cannot change a reward"
         sample.end(Rubrics(None, (), verdicts, calls, reason), needed=False)
+
+    async def _rubrics(self, sample: _Sample) -> Rubrics:
+        """R_r of a sample, by the calls that are left to make."""
+        if sample.named is None:
+            return await judge_rubrics(*self._ask(sample), everything=self.everything)
+        question, _, judge, mix = self._ask(sample)
+        return await judge_support(question, sample.named, judge, mix, everything=self.everything)
 
     async def _name(self, sample: _Sample) -> None:
         found = await identify(*self._ask(sample), everything=self.everything)
@@ -154,7 +148,7 @@ class _Group:
             sample.end(found)
 
     def _ask(self, sample: _Sample) -> tuple[Question, Reading, Judge, str]:
-        return self.question, sample.reading, self.judge_, self.mix
+        return self.question, sample.reading, self.judge, self.mix
 
 
 def failed(trajectory: Trajectory) -> bool:

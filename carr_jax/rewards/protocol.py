@@ -210,7 +210,7 @@ def usage(verdicts: Iterable[Verdict], skipped: int) -> Json:
     """What judging cost: calls made, replayed from a cache, and skipped; tokens and money of the calls."""
     verdicts = list(verdicts)
     return {
-        "calls": len(verdicts),
+        "calls": sum(v.calls for v in verdicts if not v.cached),
         "cached": sum(v.cached for v in verdicts),
         "skipped": skipped,
         "tokens": sum(v.tokens for v in verdicts),

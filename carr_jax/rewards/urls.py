@@ -10,7 +10,9 @@ import re
 import unicodedata
 from collections.abc import Iterator
 from typing import NamedTuple
-from urllib.parse import SplitResult, quote, unquote_to_bytes, urlsplit
+from urllib.parse import quote, unquote_to_bytes
+
+from carr_jax.addresses import http_address
 
 _SCHEME = re.compile(r"https?://", re.IGNORECASE)
 # A backslash escape is skipped, a bracket counted, anything else ends the URL.
@@ -43,7 +45,7 @@ def urls_in(text: str) -> Iterator[Found]:
     position = 0
     while scheme := _SCHEME.search(text, position):
         url, position = _read_url(text, scheme.start(), scheme.end())
-        if _split(url):
+        if http_address(url):
             yield Found(scheme.start(), url)
 
 
@@ -75,15 +77,6 @@ def url_end(text: str, start: int, stop: re.Pattern) -> int:
 
 
 # ----------------------------------------------------------------------------------------------- canonical key
-
-
-def _split(url: str) -> SplitResult | None:
-    """`urllib.parse.urlsplit`, or None for what is not an http(s) URL with a host and a valid port."""
-    try:
-        parts = urlsplit(url)
-        return parts if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 else None
-    except ValueError:
-        return None
 
 
 # Most addresses are already written so that only their escapes need thought.
@@ -140,7 +133,7 @@ _cached_key = functools.lru_cache(maxsize=1 << 14)(_key)
 
 
 def _normalised(url: str) -> str:
-    parts = _split(url)
+    parts = http_address(url)
     if parts is None:
         return url
     host = _without_www(unicodedata.normalize("NFC", parts.hostname.rstrip(".")))

@@ -10,7 +10,7 @@ import pytest
 from test_step import CONFIG, EXPERTS, quick_compiles, trajectories
 
 from carr_jax.learning import step as steps
-from carr_jax.learning.batch import contributing, from_trajectory, pack
+from carr_jax.learning.batch import Example, contributing, from_trajectory, pack, replayed
 from carr_jax.learning.logprobs import token_logprobs
 from carr_jax.models import qwen3
 from carr_jax.models.compute import Compute
@@ -159,6 +159,23 @@ def test_rows_of_the_batch_by_hand():
             (m, r, t) for m, r, t in starts if np.array_equal(batch.tokens[m, r, t : t + e.ids.size], e.ids)
         )
         np.testing.assert_array_equal(batch.routes[m, r, t : t + e.ids.size], e.routes.reshape(e.ids.size, -1))
+
+
+def test_the_share_of_replayed_predictions_by_hand():
+    """Sequences of six and four tokens: eight predictions, of which the third of the first is unknown."""
+    examples = [
+        Example(
+            np.arange(n, dtype=np.int32),
+            np.ones(n, np.int8),
+            np.zeros(n, np.float32),
+            1.0,
+            str(n),
+            np.zeros((n, LAYERS, CHOSEN), np.int16),
+        )
+        for n in (6, 4)
+    ]
+    examples[0].routes[2] = examples[0].routes[-1] = examples[1].routes[-1] = -1
+    assert replayed(pack(examples, 16, 1, 1, "global_tokens")) == 7 / 8
 
 
 def test_routes_of_another_model_are_refused():

@@ -122,6 +122,44 @@ def test_a_broken_answer_is_asked_for_again(play, fault):
     assert (counters["retries"], counters["ejections"], counters["requests"]) == (2, 0, 3)
 
 
+def test_news_are_what_the_counters_gained(play):
+    async def scenario(pool, servers):
+        first = pool.news()
+        servers[0].faults.fail = 1
+        await pool.generate(prompt(0), sampling(8), "s0")
+        return first, pool.news(), pool.news()
+
+    first, second, third = play(scenario, servers=1)
+    assert first["updates"] == 1 and first["requests"] == 0
+    assert (second["requests"], second["retries"], second["generated"], second["updates"]) == (2, 1, 8, 0)
+    assert not any(third.values())
+
+
+def test_a_probe_that_fails_once_costs_no_server(play):
+    async def scenario(pool, servers):
+        servers[0].faults.fail = 2
+        await pool.update_weights(pool.fleet.weights.folder, 1)
+        return pool.counters
+
+    assert play(scenario, servers=1)["ejections"] == 0
+
+
+def test_an_update_waits_for_a_server_to_return(play):
+    """The only one dies; the update succeeds once it is back, where it would have ended the run."""
+
+    async def scenario(pool, servers):
+        await servers[0].die()
+        update = asyncio.create_task(pool.update_weights(pool.fleet.weights.folder, 1))
+        while not pool.counters["ejections"]:
+            await asyncio.sleep(0.02)
+        await servers[0].begin()
+        await update
+        return await pool.generate(prompt(0), sampling(8), "s0"), pool.counters
+
+    turn, counters = play(scenario, servers=1)
+    assert set(turn.versions) == {1} and counters["returns"] == 1
+
+
 def test_missing_logprobs_are_nan_for_the_learner_to_leave_out(play):
     async def scenario(pool, servers):
         servers[0].faults.without_logprobs = 1
