@@ -12,6 +12,7 @@ from typing import Any
 
 import aiohttp
 import numpy as np
+import orjson
 
 from carr_jax.records import Sampling
 from carr_jax.rollout.messages import (
@@ -61,6 +62,7 @@ def open_http() -> aiohttp.ClientSession:
     Idle connections are given up before the server closes them, at 5 s in uvicorn (TS-17).
     """
     return aiohttp.ClientSession(
+        json_serialize=lambda body: orjson.dumps(body).decode(),  # ten times as quick as json on long prefixes
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=_SHORT_S),
         trust_env=False,

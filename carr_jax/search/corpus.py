@@ -22,7 +22,7 @@ from urllib.parse import unquote, urlsplit
 import tantivy
 
 from carr_jax.records import Page, Seen, ToolCall, ToolResult
-from carr_jax.search.snippets import best_stretch
+from carr_jax.search.snippets import Outline, best_stretch, outline
 
 EMPTY_QUERY = "No query was given. Please give a non-empty search query."
 NO_RESULTS = "No results found."
@@ -35,6 +35,7 @@ _LOOSE_APART = 200
 _QUERY_TERMS = 64  # a query is a handful of words; this only bounds what a babbling policy can cost
 _WRITER_BYTES = 256_000_000  # large enough that usual corpora become a single segment
 _CACHED_WORDS = 1 << 17  # whose index terms are remembered
+_CACHED_PAGES = 1 << 11  # whose outline is remembered, about 40 KB each
 _WORD = re.compile(r"[a-z0-9]+")
 
 
@@ -121,6 +122,7 @@ class Corpus:
         self._index = _build(self.pages, self._schema, self._analyzer, directory)
         self._searcher = self._index.searcher()
         self._word_terms = functools.lru_cache(_CACHED_WORDS)(self.terms)
+        self._outline = functools.lru_cache(_CACHED_PAGES)(self._outlined)
 
     def lookup(self, url: str) -> Page | None:
         """The page at `url`, whatever its percent-encoding, scheme or fragment; None when there is none."""
@@ -148,8 +150,11 @@ class Corpus:
         What the title says already counts a tenth.
         """
         weights = weights | {term: 0.1 * weights[term] for term in self.terms(page.title) if term in weights}
-        text = " ".join(page.text.split())  # one line, so that a page cannot forge another result
-        return best_stretch(text, self.snippet_chars, weights, self._word_terms)
+        return best_stretch(self._outline(page.text), weights)
+
+    def _outlined(self, text: str) -> Outline:
+        line = " ".join(text.split())  # one line, so that a page cannot forge another result
+        return outline(line, self.snippet_chars, self._word_terms)
 
     def session(self) -> Session:
         """A fresh browser for one episode."""

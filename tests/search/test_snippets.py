@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carr_jax.search.snippets import best_stretch, stretches, weighty_words
+from carr_jax.search.snippets import best_stretch, outline, stretches
 
 WORDS = "a bb the River Bridge stone. mason! x? é-ë don't 12,5 river's longlonglonglonglong".split()
 WORDS.append("漢字" * 5)
@@ -29,7 +29,7 @@ def test_it_is_the_first_of_the_heaviest_stretches(seed):
     text = " ".join(rng.choice(WORDS) for _ in range(rng.randrange(80)))
     weights = {t: rng.choice([0.25, 1.0, 4.0]) for t in terms(" ".join(rng.sample(WORDS, 3)))}
     for size in (1, 5, 17, 40, 100):
-        assert best_stretch(text, size, weights, terms) == plainly(text, size, weights)
+        assert best_stretch(outline(text, size, terms), weights) == plainly(text, size, weights)
 
 
 @given(st.text("ab. !", max_size=60), st.integers(1, 30))
@@ -56,10 +56,17 @@ def test_by_hand():
         "long indeed.",
         "Red green.",
     ]
-    assert best_stretch(text, 24, {"red": 1.0, "green": 1.0}, terms) == "Red green."
-    assert best_stretch(text, 24, {}, terms) == "One is red."
-    assert best_stretch("", 24, {"red": 1.0}, terms) == ""
+    assert best_stretch(outline(text, 24, terms), {"red": 1.0, "green": 1.0}) == "Red green."
+    assert best_stretch(outline(text, 24, terms), {}) == "One is red."
+    assert best_stretch(outline("", 24, terms), {"red": 1.0}) == ""
 
 
 def test_words_that_are_part_of_others_are_not_mixed_up():
-    assert weighty_words("ab b. (b) abb", {"b": 1.0}, terms) == [(3, 5, {"b"}), (6, 9, {"b"})]
+    page = outline("ab b. (b) abb", 5, terms)
+    these = page.terms == hash("b")
+    assert list(zip(page.starts[these], page.ends[these], strict=True)) == [(3, 5), (6, 9)]
+
+
+def test_the_shown_part_of_a_long_word_counts():
+    text = "xxxxxxx;yes;yyyyyyyyyy"
+    assert best_stretch(outline(text, 11, terms), {"yes": 1.0}) == text[:11]
