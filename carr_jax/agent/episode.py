@@ -123,7 +123,7 @@ class _Episode:
         seed = turn_seed(self.key, len(self.buffer.turns))
         sampling = Sampling(max_tokens, self.chat.tokenizer.stop_ids, self.temperature, seed)
         try:
-            generation = await self.engine.generate(tuple(self.buffer.ids), sampling, self.key)
+            generation = await self.engine.generate(self.buffer.ids[:], sampling, self.key)
             check_generation(generation, sampling)
             return generation
         except Exception:
