@@ -12,11 +12,13 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import aiohttp
 
 from carr_jax.llm.endpoints import Endpoint
 from carr_jax.llm.errors import ChatError
+from carr_jax.llm.flights import Flights
 from carr_jax.llm.lanes import ChatOptions, Lane, Lanes, Timing
 from carr_jax.llm.ledger import Ledger
 from carr_jax.llm.messages import Dialect, Reply, Request, error_message, parse_reply, request_body, retry_after
@@ -31,6 +33,7 @@ class ChatClient:
     """Asks `model` at the endpoints, each by the name it has there; open as an async context.
 
     Keys are read from `environment` by the names that the endpoints give.  Money is entered in `ledger`.
+    `flights` are for those who may share an answer, see `ask`; `complete` itself is one call for each caller.
     """
 
     def __init__(
@@ -43,6 +46,7 @@ class ChatClient:
         timing: Timing = Timing(),
     ) -> None:
         self.model, self.ledger = model, ledger
+        self.flights: Flights[Any] = Flights()
         self._options, self._timing = options, timing
         self._lanes = Lanes(endpoints, environment, options, timing)
 
