@@ -98,7 +98,7 @@ class ChatClient:
                 reply = await self._paid(lane, request, dialect, purpose)
             except ChatError as error:
                 refused = error.kind == "refused"
-                dialect = dialect.after(str(error), request.schema is not None) if refused else None
+                dialect = dialect.after(error.said, request.schema is not None) if refused else None
                 if dialect is None:
                     raise
             else:
@@ -118,7 +118,8 @@ class ChatClient:
                     self.ledger.record(f"{purpose} (no reply)", self.model, lost)
                 raise
             cost = self.ledger.record(purpose, self.model, reply)
-            return dataclasses.replace(reply, cost_usd=cost, latency_s=self._timing.clock() - start)
+            took = self._timing.clock() - start
+            return dataclasses.replace(reply, cost_usd=cost, latency_s=took, dialect=str(dialect))
 
     async def _post(self, lane: Lane, request: Request, dialect: Dialect) -> bytes:
         """The body of a successful answer.  Raises ChatError."""
@@ -162,7 +163,7 @@ class ChatClient:
         if status in (408, 429) or status >= 500:
             wait = retry_after(answer.headers.get("Retry-After"), self._timing.now())
             return ChatError("busy" if status == 429 else "server", text, retry=True, retry_after=wait)
-        return ChatError("refused", text)
+        return ChatError("refused", text, said=said)
 
 
 async def _read(answer: aiohttp.ClientResponse, lane: Lane) -> bytes:

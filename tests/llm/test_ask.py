@@ -176,6 +176,20 @@ def test_replay_asks_nobody(tmp_path):
     run(test)
 
 
+def test_a_reply_without_the_temperature_is_kept_under_what_was_asked_and_says_so(tmp_path):
+    async def test():
+        async with world(tmp_path) as (stub, go):
+            stub.refuses = {"temperature": "'temperature' is not supported"}
+            first = await go()
+            assert first.value == VALUE and len(stub.calls) == 2
+        async with world(tmp_path, replay=True) as (stub, go):
+            assert (await go()).value == VALUE and stub.calls == []
+        kept = ReplyCache(tmp_path / "replies.sqlite").get(REQUEST.key("m"))
+        assert kept.dialect == "json_schema, max_tokens, no temperature"
+
+    run(test)
+
+
 def test_a_record_that_is_no_longer_understood_is_made_again(tmp_path):
     async def test():
         async with world(tmp_path) as (stub, go):
