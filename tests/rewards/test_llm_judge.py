@@ -273,7 +273,7 @@ def test_outcomes_that_are_none(said):
 
 
 def test_names():
-    said = {"E0": " Kalkar ", "E1": None, "E2": "NONE", "E3": "unknown", "E4": 1995, "E5": ""}
+    said = {"E0": " Kalkar ", "E1": None, "E2": "NONE", "E3": "unknown", "E4": 1995, "E5": "..."}
     assert read_names(said) == {"E0": "Kalkar", "E1": None, "E2": None, "E3": None, "E4": "1995", "E5": None}
     for bad in (True, ["a"], {"name": "a"}):
         with pytest.raises(Unusable, match="'E0'"):
