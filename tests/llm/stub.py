@@ -95,6 +95,12 @@ class Stub:
     async def quota(self, request, body, fault):
         return web.json_response({"error": {"message": "no money", "code": "insufficient_quota"}}, status=429)
 
+    async def http_408(self, request, body, fault):
+        return error(408, "too slow")
+
+    async def http_409(self, request, body, fault):
+        return error(409, "not now")
+
     async def http_500(self, request, body, fault):
         return error(500, "oops")
 

@@ -35,7 +35,7 @@ def test_a_reply_with_its_tokens_price_and_name(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "fault", "storm http_500 http_529 disconnect truncated not_json error_200 slow_then_cut".split()
+    "fault", "storm http_408 http_500 http_529 disconnect truncated not_json error_200 slow_then_cut".split()
 )
 def test_what_may_pass_is_asked_again(tmp_path, fault):
     async def test():
@@ -53,14 +53,14 @@ def test_what_may_pass_is_asked_again(tmp_path, fault):
     run(test)
 
 
-@pytest.mark.parametrize("fault", ["http_400", "redirect", "endless"])
+@pytest.mark.parametrize("fault", ["http_400", "http_409", "redirect", "endless"])
 def test_what_will_not_pass_fails_at_once(tmp_path, fault):
     async def test():
         async with Stub(mind) as stub, asking(tmp_path, Endpoint(stub.url, ("K1",))) as client:
             stub.script = [fault]
             with pytest.raises(ChatError) as caught:
                 await client.complete(REQUEST, "p")
-            assert caught.value.kind == {"http_400": "refused"}.get(fault, fault)
+            assert caught.value.kind == ("refused" if fault.startswith("http") else fault)
             assert stub.given == [fault], "and a redirect is not followed"
             assert client.time.slept == []
             assert (await client.complete(REQUEST, "p")).text == "hello"
