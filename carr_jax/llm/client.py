@@ -12,11 +12,13 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import aiohttp
 
 from carr_jax.llm.endpoints import Endpoint
 from carr_jax.llm.errors import ChatError
+from carr_jax.llm.flights import Flights
 from carr_jax.llm.lanes import ChatOptions, Lane, Lanes, Timing
 from carr_jax.llm.ledger import Ledger
 from carr_jax.llm.messages import Dialect, Reply, Request, error_message, parse_reply, request_body, retry_after
@@ -31,6 +33,7 @@ class ChatClient:
     """Asks `model` at the endpoints, each by the name it has there; open as an async context.
 
     Keys are read from `environment` by the names that the endpoints give.  Money is entered in `ledger`.
+    `flights` are for those who may share an answer, see `ask`; `complete` itself is one call for each caller.
     """
 
     def __init__(
@@ -43,6 +46,7 @@ class ChatClient:
         timing: Timing = Timing(),
     ) -> None:
         self.model, self.ledger = model, ledger
+        self.flights: Flights[Any] = Flights()
         self._options, self._timing = options, timing
         self._lanes = Lanes(endpoints, environment, options, timing)
 
@@ -94,7 +98,7 @@ class ChatClient:
                 reply = await self._paid(lane, request, dialect, purpose)
             except ChatError as error:
                 refused = error.kind == "refused"
-                dialect = dialect.after(str(error), request.schema is not None) if refused else None
+                dialect = dialect.after(error.said, request.schema is not None) if refused else None
                 if dialect is None:
                     raise
             else:
@@ -114,7 +118,8 @@ class ChatClient:
                     self.ledger.record(f"{purpose} (no reply)", self.model, lost)
                 raise
             cost = self.ledger.record(purpose, self.model, reply)
-            return dataclasses.replace(reply, cost_usd=cost, latency_s=self._timing.clock() - start)
+            took = self._timing.clock() - start
+            return dataclasses.replace(reply, cost_usd=cost, latency_s=took, dialect=str(dialect))
 
     async def _post(self, lane: Lane, request: Request, dialect: Dialect) -> bytes:
         """The body of a successful answer.  Raises ChatError."""
@@ -158,7 +163,7 @@ class ChatClient:
         if status in (408, 429) or status >= 500:
             wait = retry_after(answer.headers.get("Retry-After"), self._timing.now())
             return ChatError("busy" if status == 429 else "server", text, retry=True, retry_after=wait)
-        return ChatError("refused", text)
+        return ChatError("refused", text, said=said)
 
 
 async def _read(answer: aiohttp.ClientResponse, lane: Lane) -> bytes:

@@ -74,6 +74,8 @@ class Lane:
 
     def answered(self, dialect: Dialect) -> None:
         """It works, and takes this dialect."""
+        if dialect != self.place.dialect:
+            log.warning("%s: from now on asked with %s", self.place.endpoint.url, dialect)
         self.place.dialect, self.works = dialect, True
         self.failures, self.forbidden, self.doubt_until = 0, 0, 0.0
 
