@@ -152,7 +152,7 @@ def main():
         if not given.folder:
             shutil.rmtree(folder)
     print(
-        "| pages | build s (CPU) | MiB above base | bytes a page | disk MB | query ms | p99 | open ms | resident |"
+        "| pages | build s (CPU) | MiB above | bytes a page | disk MB | query ms | p99 | open ms | resident |"
     )
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     for row in rows:

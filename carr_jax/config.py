@@ -53,12 +53,23 @@ def _shared() -> dict:
             shortcut=0.0,  # probability that a last clue alone determines the answer
         ),
         search=dict(
-            source="corpus",  # what the tools reach: corpus (the pages of `data`)
+            source="corpus",  # what the tools reach: corpus (the index below, else the pages of `data`),
+            # server (a tool server, launch/serve_tools.py), retrieval (a server that answers POST /retrieve)
             max_results=10,  # most results of one search
             snippet_chars=300,  # longest description of a result, in characters
             page_chars=10_000,  # how much of a page one open shows
             find_radius=200,  # characters shown on each side of a find hit
             find_limit=20,  # most hits of one find
+            index=dict(
+                path="",  # folder made by launch/build_index.py, searched instead of the pages of `data`
+                dense_model="",  # the model folder it was built with, to search by meaning too; "" = words only
+            ),
+            server=dict(
+                url="",  # address of the tool server, or of the retrieval server's /retrieve
+                token="",  # environment variable with the tool server's token; "" = it wants none
+                request_s=120.0,  # seconds that it may take for a call
+                attempts=4,  # times that a call is sent before the tool counts as unavailable
+            ),
         ),
         agent=dict(
             context=64_000,  # tokens of prompt, turns and observations together
@@ -223,7 +234,7 @@ _CHOICES = {
     "learn.moments": ("float32", "bfloat16", "host"),
     "model.preset": ("tiny", "tiny_moe"),
     "data.source": ("world", "files"),
-    "search.source": ("corpus",),
+    "search.source": ("corpus", "server", "retrieval"),
     "learn.schedule": ("constant", "cosine"),
     "rollout.engine": ("embedded", "sglang"),
     "rollout.on_update": ("resume", "keep"),
@@ -237,7 +248,8 @@ _CHOICES = {
 }
 _POSITIVE = (
     "model.vocab_size world.entities_per_kind search.max_results search.snippet_chars search.page_chars "
-    "search.find_radius search.find_limit agent.context agent.turns agent.tool_calls agent.turn_tokens "
+    "search.server.request_s search.server.attempts search.find_radius search.find_limit "
+    "agent.context agent.turns agent.tool_calls agent.turn_tokens "
     "rollout.prompts rollout.slots rollout.prefill_rows rollout.prefill_chunk rollout.temperature "
     "rollout.mismatch_alarm rollout.request_s rollout.token_s rollout.health_s learn.lr learn.clip_norm "
     "learn.row_length learn.logprob_chunk learn.icepop_low learn.tis_cap checkpoint.every checkpoint.keep "
@@ -327,6 +339,18 @@ def _contradictions(flat: Mapping) -> list[str]:
         (
             flat.get("learn.icepop_low", 0) < flat.get("learn.icepop_high", 1),
             "config.learn.icepop_low must be below config.learn.icepop_high",
+        ),
+        (
+            flat["search.source"] not in ("server", "retrieval") or flat["search.server.url"],
+            f"config.search.source={flat['search.source']} needs config.search.server.url",
+        ),
+        (
+            flat["search.source"] == "corpus" or not flat["search.index.path"],
+            "config.search.index.path is used only with config.search.source=corpus",
+        ),
+        (
+            flat["search.index.path"] or not flat["search.index.dense_model"],
+            "config.search.index.dense_model needs config.search.index.path",
         ),
     ]
     return [message for holds, message in (*checks, *_judge_checks(flat)) if not holds]

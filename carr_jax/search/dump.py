@@ -147,6 +147,11 @@ def page_of_row(line: bytes) -> Page:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"this is not JSON ({error})") from None
+    return page_of(row)
+
+
+def page_of(row: Any) -> Page:
+    """A row that was read.  Raises ValueError that says what is wrong."""
     if not isinstance(row, dict):
         raise ValueError("this is no object with keys")
     text = _first(row, _TEXTS)
