@@ -24,9 +24,6 @@ class RemoteTools:
     def session(self, question: str) -> RemoteSession:
         return RemoteSession(self._poster, question)
 
-    async def close(self) -> None:
-        await self._poster.close()
-
 
 class RemoteSession:
     """One session at a server; one that the server forgot is brought back by what its calls showed."""

@@ -22,8 +22,6 @@ class Poster:
     def __init__(self, url: str, token: str = "", request_s: float = 60.0, attempts: int = 4) -> None:
         self.url, self._request_s, self._attempts = url, request_s, attempts
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._http: aiohttp.ClientSession | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def post(self, value: Any) -> Any:
         """The JSON of the answer.  Raises Outage with what went wrong in the last attempt."""
@@ -46,27 +44,14 @@ class Poster:
                 break
         raise Outage(reason)
 
-    async def close(self) -> None:
-        """Gives the connections back."""
-        if self._http is not None:
-            await self._http.close()
-
     async def _once(self, value: Any) -> tuple[int, bytes]:
-        async with self._session().post(
-            self.url, json=value, headers=self._headers, allow_redirects=False
-        ) as answer:
+        """A connection of its own: none is found closed by the other side (TS-17), and none is left open."""
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S)
+        async with (
+            aiohttp.ClientSession(timeout=timeout, trust_env=False) as http,
+            http.post(self.url, json=value, headers=self._headers, allow_redirects=False) as answer,
+        ):
             return answer.status, await _read(answer)
-
-    def _session(self) -> aiohttp.ClientSession:
-        """Connections belong to an event loop; a new loop gets new ones."""
-        if self._http is None or self._http.closed or self._loop is not asyncio.get_running_loop():
-            self._loop = asyncio.get_running_loop()
-            self._http = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0),  # shorter than servers' (TS-17)
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
-                trust_env=False,
-            )
-        return self._http
 
 
 async def _read(answer: aiohttp.ClientResponse) -> bytes:

@@ -55,9 +55,6 @@ class Retrieval:
         """A fresh browser for one episode; the documents are a fixed set, with nothing to withhold."""
         return Session(self, self.limits, question)
 
-    async def close(self) -> None:
-        await self._poster.close()
-
     def _keep(self, page: Page) -> None:
         self._pages[key] = self._pages.pop(key := canonical_url(page.url), page)
         if len(self._pages) > _KEPT:

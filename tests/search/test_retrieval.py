@@ -31,7 +31,6 @@ def played(answer, *calls, **options):
             tools = Retrieval(str(server.make_url("/retrieve")), **options)
             session = tools.session("Who?")
             results = [await getattr(session, name)(*arguments) for name, *arguments in calls]
-            await tools.close()
             return results
 
     return asyncio.run(scenario()), asked

@@ -42,7 +42,10 @@ def test_it_is_the_first_of_the_heaviest_stretches(seed):
 def test_words_that_begin_otherwise_hold_no_term_of_the_query():
     """All words of the built-in world and the odd ones of English, with the stemmer of the index."""
     stems = Corpus([Page("u", "t", "x")]).ranker.terms
-    text = " ".join(page.text for page in build_world(WorldConfig(entities_per_kind=30, distractors=10, look_alikes=5)).pages)
+    text = " ".join(
+        page.text
+        for page in build_world(WorldConfig(entities_per_kind=30, distractors=10, look_alikes=5)).pages
+    )
     words = [*dict.fromkeys(text.split()), *ODD_WORDS]
     rng = random.Random(0)
     rng.shuffle(words)

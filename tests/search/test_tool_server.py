@@ -97,7 +97,6 @@ def test_results_are_those_in_process_and_survive_restarts(tmp_path):
                 session = tools.session("Who?")
                 session._id = "the-same"
                 seen += await played(session, [call])
-                await tools.close()
             assert seen[number] == expected[number], call
         return expected
 
@@ -140,7 +139,6 @@ def test_an_episode_over_http_has_the_same_tokens(tmp_path):
         async with Served(tmp_path / "s.sqlite") as served:
             tools = RemoteTools(served.url)
             there = await episode(tools)
-            await tools.close()
         return here, there
 
     here, there = run(scenario())
@@ -158,7 +156,6 @@ def test_a_restored_client_brings_its_new_session_to_where_it_was(tmp_path):
             session.restore([ToolCall("tool", {}, result) for result in expected[:2]])
             assert await session.find("Bo Lind") == expected[2]
             assert (await session.open(1)).seen[0].url == "https://w.example/oulu"
-            await tools.close()
 
     run(scenario())
 
@@ -179,7 +176,6 @@ def test_a_session_that_was_forgotten_is_brought_back_by_our_client_and_told_to_
             assert (raw[0], raw[1]["error"], raw[1]["reason"]) == (200, "unavailable", EXPIRED)
             assert raw[1]["output"] == UNAVAILABLE
             assert "[Match 1]" in (await session.find("Bo Lind")).output
-            await tools.close()
 
     run(scenario())
 
@@ -195,7 +191,6 @@ def test_sessions_are_never_mixed(tmp_path):
             found = await asyncio.gather(*(s.find("mayor") for s in sessions))
             for i, (page, hit) in enumerate(zip(opened, found, strict=True)):
                 assert page.seen[0].url == urls[i % 2] and {s.url for s in hit.seen} == {urls[i % 2]}
-            await tools.close()
             assert len(served.sessions) == 20
 
     run(scenario())
@@ -325,7 +320,6 @@ def test_the_client_repeats_what_may_help(statuses, error, reason, asked, monkey
         async with TestServer(app) as server:
             tools = RemoteTools(str(server.make_url("/")), attempts=3)
             result = await tools.session("").search("x")
-            await tools.close()
             return result
 
     result = run(scenario())
@@ -338,7 +332,6 @@ def test_nobody_listens(monkeypatch):
     async def scenario():
         tools = RemoteTools("http://127.0.0.1:9/", attempts=2)
         result = await tools.session("").search("x")
-        await tools.close()
         return result
 
     assert run(scenario()).reason == "unreachable"
@@ -366,7 +359,6 @@ def test_the_command_serves_an_index_and_ends_when_told(tmp_path):
         async def ask():
             tools = RemoteTools(url)
             result = await tools.session("Who?").search("mayor of Oulu", 1)
-            await tools.close()
             return result
 
         result = run(ask())
