@@ -59,6 +59,17 @@ def test_overrides_and_default_workdir():
         ([f"--config={TINY}", "--config.learn.row_length=64"], "a trajectory is never cut"),
         ([f"--config={TINY}", "--config.world.hops=(2,9)"], "config.world.hops must be lengths from 1 to 4"),
         ([f"--config={TINY}", "--config.data.source=files"], "needs config.data.path"),
+        ([f"--config={TINY}", "--config.search.source=server"], "server needs config.search.server.url"),
+        ([f"--config={TINY}", "--config.search.source=corpse"], "did you mean corpus?"),
+        ([f"--config={TINY}", "--config.search.index.dense_model=."], "needs config.search.index.path"),
+        (
+            [
+                f"--config={TINY}",
+                "--config.search.source=server",
+                "--config.search.server.url=http://127.0.0.1:9/",
+            ],
+            "start one with launch/serve_tools.py",
+        ),
     ],
 )
 def test_mistakes_are_one_line(arguments, says, capsys, tmp_path):
@@ -177,15 +188,13 @@ def test_every_field_is_read():
     Sections that are passed on whole (`search`, `world`) must match what they are passed to, and the learner's
     fields are matched by name.
     """
-    import inspect
-
     from carr_jax.learning.step import LearnConfig
-    from carr_jax.search.corpus import Corpus
+    from carr_jax.search.browser import Limits
     from carr_jax.search.world import WorldConfig
     from carr_jax.sharding import MESH_AXES
 
     passed_on = {
-        "search": set(inspect.signature(Corpus.__init__).parameters),
+        "search": {f.name for f in dataclasses.fields(Limits)},
         "world": {f.name for f in dataclasses.fields(WorldConfig)},
         "learn": {f.name for f in dataclasses.fields(LearnConfig)},
         "mesh": set(MESH_AXES),

@@ -3,70 +3,80 @@
 from __future__ import annotations
 
 import bisect
+import functools
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
 
-import numpy as np
-
-_WORD = re.compile(r"[^ ]+")
 _SENTENCE_START = re.compile(r"(?<=[.!?]) (?=\S)")
 
 Span = tuple[int, int]
 
 
-@dataclass(frozen=True, eq=False)
-class Outline:
-    """What a page is before any query: one line of `text`, its stretches, and where its terms stand.
+def best_stretch(
+    text: str, size: int, weights: Mapping[str, float], terms: Callable[[str], Collection[str]]
+) -> str:
+    """The stretch of at most `size` characters with the heaviest distinct terms; on a tie the first.
 
-    `spans` is int32 [stretches, 2].  The others are [occurrences] in the order of the text: the hash of a term,
-    int64, and the start and end of the word that it is in, int32.  (Of a word longer than a stretch the part
-    that a stretch shows counts as a word, too.)
+    `text` is one line with single spaces, `terms(word)` gives the index terms in a word.  Ten results of ten
+    thousand characters are looked through in each search, so words are looked at, not stretches.
     """
+    found = weighty_words(text, weights, terms)
+    starts, ends = [start for start, _, _ in found], [end for _, end, _ in found]
+    best, most, first = None, 0.0, None
+    for start, end in stretches(text, size):
+        first = first or (start, end)
+        if end < len(text) and text[end] != " ":  # a word that is longer than a stretch
+            held = [weights.keys() & set(terms(text[start:end]))]
+        else:
+            inside = slice(bisect.bisect_left(starts, start), bisect.bisect_right(ends, end))
+            held = [terms_of for _, _, terms_of in found[inside]]
+        weight = sum(weights[term] for term in sorted(set().union(*held))) if held else 0.0
+        if weight > most:
+            best, most = (start, end), weight
+    start, end = best or first or (0, 0)
+    return text[start:end]
 
-    text: str
-    spans: np.ndarray
-    terms: np.ndarray
-    starts: np.ndarray
-    ends: np.ndarray
 
+def weighty_words(
+    text: str, weights: Mapping[str, float], terms: Callable[[str], Collection[str]]
+) -> list[tuple[int, int, set[str]]]:
+    """(start, end, weighted terms) of each word that has any, in order.
 
-def outline(text: str, size: int, terms: Callable[[str], Collection[str]]) -> Outline:
-    """Of `text`, one line with single spaces, in stretches of `size` characters.
-
-    `terms(word)` gives the index terms of a word.  A search shows ten pages of some ten thousand characters,
-    again and again the same: the words of a page are looked at once.
+    Most words of a page are in no query, and many are rare ones, whose terms nobody remembers: only words that
+    begin as a term does are looked at.
     """
-    spans = list(stretches(text, size))
-    cut = [span for span in spans if span[1] < len(text) and text[span[1]] != " "]
-    words = sorted([*(m.span() for m in _WORD.finditer(text)), *cut])
-    found = [(hash(term), *span) for span in words for term in set(terms(text[slice(*span)]))]
-    hashes, starts, ends = zip(*found, strict=True) if found else ((), (), ())
-    return Outline(
-        text,
-        np.array(spans, np.int32).reshape(-1, 2),
-        np.array(hashes, np.int64),
-        np.array(starts, np.int32),
-        np.array(ends, np.int32),
-    )
+    if not weights:
+        return []
+    held_by: dict[str, set[str]] = {}
+    found: list[tuple[int, int, set[str]]] = []
+    end = -1
+    for match in _beginnings(frozenset(weights)).finditer(text):
+        if match.start() < end:
+            continue
+        start, end = text.rfind(" ", 0, match.start()) + 1, text.find(" ", match.start())
+        end = len(text) if end < 0 else end
+        word = text[start:end]
+        if (held := held_by.get(word)) is None:
+            held = held_by[word] = {term for term in terms(word) if term in weights}
+        if held:
+            found.append((start, end, held))
+    return found
 
 
-def best_stretch(page: Outline, weights: Mapping[str, float]) -> str:
-    """The stretch with the heaviest distinct terms; on a tie the first."""
-    if not page.text:
-        return ""
-    total = np.zeros(len(page.spans))
-    for term in sorted(weights):
-        total += weights[term] * _hold(page, page.terms == hash(term))
-    start, end = page.spans[np.argmax(total)]
-    return page.text[start:end]
+@functools.lru_cache(256)
+def _beginnings(terms: frozenset[str]) -> re.Pattern[str]:
+    """Where a word may begin whose index term is one of these.
+
+    English stemming keeps the first two letters, but for "dying" and its like, which become "die"; what is
+    not ASCII may be folded into anything.
+    """
+    starts = {"".join(map(_either, term[:2])) for term in terms}
+    return re.compile(rf"(?<![A-Za-z0-9])(?:{'|'.join(sorted(starts))})|[^\x00-\x7f]")
 
 
-def _hold(page: Outline, these: np.ndarray) -> np.ndarray:
-    """Whether each stretch holds one of these occurrences, bool [stretches]."""
-    before = np.searchsorted(page.starts[these], page.spans[:, 0])  # occurrences that start too early
-    until = np.searchsorted(page.ends[these], page.spans[:, 1], side="right")
-    return until > before
+def _either(letter: str) -> str:
+    """A letter in both cases, and y for i; compiles quicker than a pattern that ignores case."""
+    return "[iIyY]" if letter in "iy" else f"[{letter}{letter.upper()}]" if letter.isalpha() else letter
 
 
 def stretches(text: str, size: int) -> Iterator[Span]:
