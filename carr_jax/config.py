@@ -142,6 +142,8 @@ def _judge() -> dict:
         price_completion=0.0,  # and of replies
         page_bytes=24_000,  # most that the judge reads of one cited page
         pages_bytes=200_000,  # and of all of them, or of a response
+        at_least=0.0,  # share of right decisions in each step below which no run starts; 0 = start unmeasured
+        calibration="runs/calibration/report.json",  # where launch/calibrate_judge.py wrote that share
     )
 
 
@@ -264,7 +266,7 @@ _POSITIVE = (
 ).split()
 _SHARES = (
     "serve.memory_fraction world.obfuscate world.shortcut reward.alpha learn.eps_low learn.b1 learn.b2 "
-    "sft.wander sft.min_outcome sft.min_rubric"
+    "sft.wander sft.min_outcome sft.min_rubric judge.at_least"
 ).split()
 _AXES = "mesh.data mesh.fsdp mesh.expert mesh.context mesh.tensor".split()
 _NOT_NEGATIVE = (
