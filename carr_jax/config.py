@@ -153,7 +153,7 @@ def rl() -> ConfigDict:
     config["reward"] = dict(
         mix="carr_paper",  # how outcome and rubric reward become one number, see rewards/mixing.py
         alpha=0.3,  # weight of the rubric (or entity) reward
-        entity_names="exact",  # e_grpo looks for: exact canonical names, or robust: any name, folded
+        entity_names="exact",  # e_grpo looks for: exact canonical names, or robust: any name, and variants
         citations="tolerant",  # how they are read: tolerant, or strict_reference (as the public code does)
         over_length="stats_only",  # over-length: stats_only, train_as_failure or drop
         score_everything=False,  # also judge rubrics that cannot change a reward, for the metrics
