@@ -10,13 +10,13 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from carr_jax import command
+from carr_jax.calls.errors import BudgetSpent, CannotGoOn, NotRecorded, NotWritten
+from carr_jax.calls.ledger import Ledger, Prices
+from carr_jax.calls.patience import Patience
 from carr_jax.config import problems, rl
 from carr_jax.llm.cache import ReplyCache
 from carr_jax.llm.client import ChatClient
 from carr_jax.llm.endpoints import parse_endpoint
-from carr_jax.llm.errors import BudgetSpent, CannotGoOn, NotRecorded, NotWritten
-from carr_jax.llm.lanes import ChatOptions
-from carr_jax.llm.ledger import Ledger, Prices
 from carr_jax.preflight import judge_problems, replies_file
 from carr_jax.records import InputError
 from carr_jax.rewards.judge import ExactJudge, Judge
@@ -88,7 +88,7 @@ async def open_client(config: ConfigDict, folder: Path) -> AsyncIterator[tuple[C
     prices = Prices(judge.price_prompt, judge.price_cached, judge.price_completion)
     ledger = Ledger(ledger_file(folder), prices, judge.budget_usd)
     cache = ReplyCache(replies_file(config, folder), judge.replay)
-    limits = ChatOptions(judge.concurrency, judge.key_concurrency, judge.request_s, judge.queue_s)
+    limits = Patience(judge.concurrency, judge.key_concurrency, judge.request_s, judge.queue_s)
     endpoints = tuple(map(parse_endpoint, judge.endpoints))
     try:
         async with ChatClient(judge.model, endpoints, os.environ, ledger, limits) as client:

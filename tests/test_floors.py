@@ -19,9 +19,10 @@ MAY_IMPORT = {
     "sharding": set(),
     "models": {"sharding"},
     "learning": {"models", "sharding"},
-    "search": set(),
-    "llm": {"addresses"},
-    "rewards": {"addresses", "llm", "stored"},
+    "calls": set(),
+    "search": {"addresses", "calls"},
+    "llm": {"addresses", "calls"},
+    "rewards": {"addresses", "calls", "llm", "stored"},
     "data": {"rewards", "stored"},
     "agent": set(),
     "rollout": {"agent", "search", "models", "weights"},
@@ -29,7 +30,7 @@ MAY_IMPORT = {
     "config": {"rewards"},
     "distributed": set(),
     "preflight": {"addresses", "config", "llm"},
-    "judging": {"command", "config", "llm", "preflight", "rewards"},
+    "judging": {"calls", "command", "config", "llm", "preflight", "rewards"},
     "command": {"config", "distributed", "preflight"},
     "task": {"agent", "data", "search"},
     "weights": {"distributed", "models", "stored"},
@@ -40,14 +41,14 @@ MAY_IMPORT = {
     "learner": {"learning", "models", "policy", "run", "sharding"},
     "agreement": {"agent", "learning", "rollout"},
     "actor": LOOP - {"learning", "sanity"} | {"judging"},
-    "train": LOOP | {"actor", "agreement", "distributed", "judging", "llm"},
+    "train": LOOP | {"actor", "agreement", "distributed", "judging", "calls"},
     "scoring": {"observe", "rewards", "stored"},
     "decomposing": {"data", "observe", "rewards", "stored"},
     "calibrating": {"agent", "rewards", "rollout", "search", "stored"},
     "sft": LOOP | {"distributed", "search"},
     "planning": {"command", "config", "learner", "learning", "models", "sharding"},
 }
-WITHOUT_JAX = ("agent", "search", "llm", "rewards", "data", "observe")
+WITHOUT_JAX = ("agent", "search", "calls", "llm", "rewards", "data", "observe")
 
 
 def room_of(path: Path) -> str:

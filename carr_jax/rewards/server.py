@@ -25,7 +25,7 @@ from typing import Any
 
 from aiohttp import web
 
-from carr_jax.llm.errors import CannotGoOn
+from carr_jax.calls.errors import CannotGoOn
 from carr_jax.records import InputError
 from carr_jax.rewards import protocol
 from carr_jax.rewards.judge import Judge

@@ -8,11 +8,11 @@ import logging
 import pytest
 from stub import FakeTime, Stub
 
+from carr_jax.calls.errors import BudgetSpent, CallError, NoKeyLeft
+from carr_jax.calls.ledger import Ledger, Prices
+from carr_jax.calls.patience import Patience
 from carr_jax.llm.client import ChatClient
 from carr_jax.llm.endpoints import Endpoint
-from carr_jax.llm.errors import BudgetSpent, ChatError, NoKeyLeft
-from carr_jax.llm.lanes import ChatOptions
-from carr_jax.llm.ledger import Ledger, Prices
 from carr_jax.llm.messages import Request
 
 REQUEST = Request((("user", "u"),), 50)
@@ -30,7 +30,7 @@ async def asking(tmp_path, *endpoints, prices=FREE, budget=0.0, time=None, **opt
     """A client with a ledger of its own, and fake time unless told otherwise."""
     ledger = Ledger(tmp_path / "ledger.jsonl", prices, budget)
     time = time or FakeTime()
-    async with ChatClient("m", endpoints, KEYS, ledger, ChatOptions(**options), time.timing()) as client:
+    async with ChatClient("m", endpoints, KEYS, ledger, Patience(**options), time.timing()) as client:
         client.time = time
         yield client
 
@@ -68,7 +68,7 @@ def test_what_may_pass_is_asked_again(tmp_path, fault):
             # half of 1 s, half of 2 s; after a storm also the rest that the lane asked for
             assert [s for s in client.time.slept if s > 0] == [0.5, 1.0]
             stub.script = [fault] * 9
-            with pytest.raises(ChatError):
+            with pytest.raises(CallError):
                 await client.complete(REQUEST, "p")
             assert len(stub.given) == 3 + 8, "eight attempts"
 
@@ -80,7 +80,7 @@ def test_what_will_not_pass_fails_at_once(tmp_path, fault):
     async def test():
         async with Stub(mind) as stub, asking(tmp_path, Endpoint(stub.url, ("K1",))) as client:
             stub.script = [fault]
-            with pytest.raises(ChatError) as caught:
+            with pytest.raises(CallError) as caught:
                 await client.complete(REQUEST, "p")
             assert caught.value.kind == {"http_400": "refused"}.get(fault, fault)
             assert stub.given == [fault], "and a redirect is not followed"
@@ -97,7 +97,7 @@ def test_a_server_that_hangs_is_left_and_may_send_a_bill(tmp_path):
             asking(tmp_path, Endpoint(stub.url), request_s=0.2, attempts=2, prices=Prices(1.0)) as client,
         ):
             stub.script = ["hang", "hang"]
-            with pytest.raises(ChatError, match="no answer in 0.2 s"):
+            with pytest.raises(CallError, match="no answer in 0.2 s"):
                 await client.complete(REQUEST, "p")
             lost = client.ledger.by_purpose["m", "p (no reply)"]
             assert (lost.calls, lost.prompt_tokens) == (2, 32)  # 16 estimated for a prompt of one byte
@@ -108,7 +108,7 @@ def test_a_server_that_hangs_is_left_and_may_send_a_bill(tmp_path):
 def test_nobody_listens(tmp_path):
     async def test():
         async with asking(tmp_path, Endpoint("http://127.0.0.1:9/v1"), attempts=2) as client:
-            with pytest.raises(ChatError) as caught:
+            with pytest.raises(CallError) as caught:
                 await client.complete(REQUEST, "p")
             assert caught.value.kind == "unreachable" and not client.ledger.by_purpose, "and nobody bills"
 
@@ -122,7 +122,7 @@ def test_plain_http_is_no_tls(tmp_path):
         async with Stub(mind) as stub:
             url = stub.url.replace("http:", "https:")
             async with asking(tmp_path, Endpoint(url), attempts=1) as client:
-                with pytest.raises(ChatError):
+                with pytest.raises(CallError):
                     await client.complete(REQUEST, "p")
                 assert stub.calls == []
 
@@ -148,7 +148,7 @@ def test_a_server_that_asks_to_wait_for_hours_fails_the_call(tmp_path):
     async def test():
         async with Stub(mind) as stub, asking(tmp_path, Endpoint(stub.url)) as client:
             stub.script, stub.retry_after = ["storm"], "7200"
-            with pytest.raises(ChatError, match="busy.*asks to wait 7200 s|busy.*asks to wait 71.. s"):
+            with pytest.raises(CallError, match="busy.*asks to wait 7200 s|busy.*asks to wait 71.. s"):
                 await client.complete(REQUEST, "p")
             assert stub.given == ["storm"] and client.time.t < 120
 
@@ -194,11 +194,11 @@ def test_one_forbidden_text_does_not_cost_the_key(tmp_path):
         async with Stub(mind) as stub, asking(tmp_path, Endpoint(stub.url, ("K1",))) as client:
             await client.complete(REQUEST, "p")
             stub.script = ["http_403"]
-            with pytest.raises(ChatError, match="forbidden"):
+            with pytest.raises(CallError, match="forbidden"):
                 await client.complete(REQUEST, "p")
             assert (await client.complete(REQUEST, "p")).text == "hello"
             stub.script = ["http_403"] * 3
-            for kind in (ChatError, ChatError, NoKeyLeft):
+            for kind in (CallError, CallError, NoKeyLeft):
                 with pytest.raises(kind):
                     await client.complete(REQUEST, "p")
 
@@ -241,7 +241,7 @@ def test_waiting_in_our_own_queue_has_its_own_limit(tmp_path):
             stub.script = ["hang"]
             first = asyncio.create_task(client.complete(REQUEST, "p"))
             await asyncio.sleep(0.05)
-            with pytest.raises(ChatError, match="queue"):
+            with pytest.raises(CallError, match="queue"):
                 await client.complete(REQUEST, "p")
             first.cancel()
             await asyncio.gather(first, return_exceptions=True)
@@ -276,7 +276,7 @@ def test_a_refusal_for_another_reason_teaches_nothing(tmp_path):
     async def test():
         async with Stub(mind) as stub, asking(tmp_path, Endpoint(stub.url)) as client:
             stub.script = ["http_400"] * 3
-            with pytest.raises(ChatError, match="refused"):
+            with pytest.raises(CallError, match="refused"):
                 await client.complete(STRUCTURED, "p")
             await client.complete(STRUCTURED, "p")
             assert stub.calls[-1]["response_format"]["type"] == "json_schema"
