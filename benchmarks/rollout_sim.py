@@ -259,9 +259,9 @@ class SimulatedRollouts(Rollouts):
     """Tells each session whose it is."""
 
     async def episode(self, question, sample, seed, buffer=None):
-        session = self.corpus.session(f"{question.id}/{sample}")
+        session = self.tools.session(f"{question.id}/{sample}")
         own = dataclasses.replace(
-            self, corpus=dataclasses.make_dataclass("One", [("session", object)])(lambda: session)
+            self, tools=dataclasses.make_dataclass("One", [("session", object)])(lambda: session)
         )
         return await Rollouts.episode(own, question, sample, seed, buffer)
 

@@ -125,7 +125,7 @@ def make_rollouts(config: ConfigDict, policy: Policy, task: Task, engine: Engine
     return Rollouts(
         engine,
         Chat(policy.tokenizer),
-        task.corpus,
+        task.tools,
         task.budgets,
         temperature=config.rollout.temperature,
         strict=config.agent.strict,

@@ -53,6 +53,7 @@ def _shared() -> dict:
             shortcut=0.0,  # probability that a last clue alone determines the answer
         ),
         search=dict(
+            source="corpus",  # what the tools reach: corpus (the pages of `data`)
             max_results=10,  # most results of one search
             snippet_chars=300,  # longest description of a result, in characters
             page_chars=10_000,  # how much of a page one open shows
@@ -222,6 +223,7 @@ _CHOICES = {
     "learn.moments": ("float32", "bfloat16", "host"),
     "model.preset": ("tiny", "tiny_moe"),
     "data.source": ("world", "files"),
+    "search.source": ("corpus",),
     "learn.schedule": ("constant", "cosine"),
     "rollout.engine": ("embedded", "sglang"),
     "rollout.on_update": ("resume", "keep"),

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+UNAVAILABLE = "The tool is not available."  # all that a policy is told of an outage
 PLACEHOLDER = re.compile(r"<(E\d+)>")
 
 
@@ -152,11 +153,14 @@ class ToolResult:
 
     `error` is None or a code: "bad_call" (the policy's fault: unknown tool, wrong argument), "not_found" (no
     such id, page or pattern: an honest answer) or "unavailable" (infrastructure: the episode becomes unknown).
+    `reason` is a short stable code of the cause, such as "timeout", "binary" or "http_404": the policy never
+    sees it, trajectories keep it and metrics count it.
     """
 
     output: str
     seen: tuple[Seen, ...] = ()
     error: str | None = None
+    reason: str = ""
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ from carr_jax.rollout.scheduler import Rollouts
 from carr_jax.rollout.scripted import ScriptedEngine, expert
 from carr_jax.run import RunFolder
 from carr_jax.sanity import warning
-from carr_jax.search.corpus import page_text
+from carr_jax.search.browser import page_text
 from carr_jax.search.world import WorldConfig, build_world
 from carr_jax.task import Task, load_task
 
@@ -115,14 +115,14 @@ def tokenizer_texts(task: Task) -> list[str]:
     """Pages, and expert traces so that the words of the turn grammar become short too."""
     pages = [page.text for page in task.pages]
     chat = Chat(train_bpe(pages, 1024))
-    rollouts = Rollouts(None, chat, task.corpus, task.budgets)
+    rollouts = Rollouts(None, chat, task.tools, task.budgets)
     traces = asyncio.run(_expert_episodes(rollouts, task.questions[:TOKENIZER_TRACES]))
     return pages + [chat.tokenizer.decode(t.ids) for t in traces]
 
 
 async def expert_traces(config: ConfigDict, task: Task, chat: Chat) -> tuple[list[Trajectory], int]:
     """(kept traces in the order of the questions, number rejected)."""
-    rollouts = Rollouts(None, chat, task.corpus, task.budgets, strict=config.agent.strict)
+    rollouts = Rollouts(None, chat, task.tools, task.budgets, strict=config.agent.strict)
     traces = await _expert_episodes(rollouts, task.questions, config.sft.wander)
     judge = ExactJudge()
     kept = []

@@ -77,8 +77,14 @@ def _turn(row: Mapping[str, Any]) -> Turn:
 def _call(row: Mapping[str, Any]) -> ToolCall:
     result = row["result"]
     if result is not None:
-        result = ToolResult(result["output"], tuple(Seen(**s) for s in result["seen"]), result["error"])
+        result = tool_result_from_json(result)
     return ToolCall(row["name"], row["arguments"], result)
+
+
+def tool_result_from_json(row: Mapping[str, Any]) -> ToolResult:
+    """Inverse of `to_json(result)`.  Raises KeyError or TypeError on a row of another shape."""
+    seen = tuple(Seen(**s) for s in row["seen"])
+    return ToolResult(row["output"], seen, row["error"], row.get("reason", ""))
 
 
 def score_from_json(row: Mapping[str, Any]) -> Score:

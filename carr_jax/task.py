@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from dataclasses import dataclass
 
 from ml_collections import ConfigDict
 
 from carr_jax.agent.episode import Budgets
+from carr_jax.agent.tools import Tools
 from carr_jax.data.sources import read_pages, read_questions
-from carr_jax.records import Page, Question
+from carr_jax.records import InputError, Page, Question
+from carr_jax.search.browser import Limits
 from carr_jax.search.corpus import Corpus
 from carr_jax.search.world import WorldConfig, build_world
 
@@ -21,7 +24,7 @@ class Task:
     questions: tuple[Question, ...]
     held_out: tuple[Question, ...]
     pages: tuple[Page, ...]
-    corpus: Corpus
+    tools: Tools
     budgets: Budgets
 
 
@@ -34,10 +37,19 @@ def load_task(config: ConfigDict, split: str) -> Task:
         pages, questions, held_out = _from_world(config, split)
     else:
         pages, questions, held_out = _from_files(config)
-    corpus = Corpus(pages, **config.search.to_dict())
     agent = config.agent
     budgets = Budgets(agent.context, agent.turns, agent.tool_calls, agent.turn_tokens, agent.deadline_s)
-    return Task(tuple(questions), tuple(held_out), pages, corpus, budgets)
+    return Task(tuple(questions), tuple(held_out), pages, make_tools(config, pages), budgets)
+
+
+def make_tools(config: ConfigDict, pages: tuple[Page, ...]) -> Tools:
+    """What `config.search` lets the agent reach."""
+    search = config.search
+    limits = Limits(**{f.name: search[f.name] for f in dataclasses.fields(Limits)})
+    match config.search.source:
+        case "corpus":
+            return Corpus(pages, snippet_chars=config.search.snippet_chars, limits=limits)
+    raise InputError(f"config.search.source={config.search.source!r} is unknown")
 
 
 def _from_world(config: ConfigDict, split: str) -> tuple[tuple[Page, ...], list[Question], list[Question]]:

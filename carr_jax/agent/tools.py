@@ -10,12 +10,11 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from carr_jax.records import ToolCall, ToolResult
+from carr_jax.records import UNAVAILABLE, ToolCall, ToolResult
 
 SEARCH, OPEN, FIND = "browser.search", "browser.open", "browser.find"
 DEFAULT_RESULTS = 10
 MAX_RESULTS = 100
-UNAVAILABLE = "The tool is not available."
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +55,16 @@ class SearchSession(Protocol):
         ...
 
 
+class Tools(Protocol):
+    """What all episodes share: it makes a fresh session for each.
+
+    `question` is the text of the question: a source whose pages anybody may write withholds those that give
+    it away.
+    """
+
+    def session(self, question: str) -> SearchSession: ...
+
+
 class BadArgument(ValueError):
     """The policy's mistake in an argument; the message is shown to it."""
 
@@ -74,7 +83,7 @@ async def run_call(session: SearchSession, name: str, arguments: Mapping[str, An
         return await method(*values)
     except Exception:
         log.warning("tool %s failed with arguments %r", name, values, exc_info=True)
-        return ToolResult(UNAVAILABLE, error="unavailable")
+        return ToolResult(UNAVAILABLE, error="unavailable", reason="internal")
 
 
 def _prepare(session: SearchSession, name: str, arguments: Mapping[str, Any]) -> tuple[Any, tuple]:

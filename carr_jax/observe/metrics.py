@@ -11,6 +11,7 @@ import json
 import math
 import os
 import pathlib
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -28,6 +29,7 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
         **_reward_metrics(groups, scores),
         **_carr_metrics(groups),
         **_agent_metrics(trajectories),
+        **_tool_reasons(trajectories),
         **_missing_logprobs(trajectories),
         **_judge_metrics(scores),
     }
@@ -101,6 +103,13 @@ def _agent_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
             "deadline": (end is End.DEADLINE for end in ends),
         },
     )
+
+
+def _tool_reasons(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """How many tool calls of the step failed for each reason, such as `tools/timeout`."""
+    results = (call.result for t in trajectories for call in t.calls if call.result)
+    counts = Counter(result.reason for result in results if result.reason)
+    return {f"tools/{reason}": float(count) for reason, count in sorted(counts.items())}
 
 
 def _missing_logprobs(trajectories: Sequence[Trajectory]) -> dict[str, float]:

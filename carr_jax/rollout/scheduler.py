@@ -13,9 +13,9 @@ import numpy as np
 from carr_jax.agent.buffer import Buffer
 from carr_jax.agent.chat import Chat
 from carr_jax.agent.episode import Budgets, Engine, run_episode
+from carr_jax.agent.tools import Tools
 from carr_jax.records import Begun, End, Question, Score, Trajectory
 from carr_jax.rollout.staleness import StalenessGate
-from carr_jax.search.corpus import Corpus
 
 Scorer = Callable[[Question, Sequence[Trajectory]], Awaitable[Sequence[Score]]]
 
@@ -26,7 +26,7 @@ class Rollouts:
 
     engine: Engine
     chat: Chat
-    corpus: Corpus
+    tools: Tools
     budgets: Budgets
     temperature: float = 1.0
     strict: bool = False
@@ -43,7 +43,7 @@ class Rollouts:
             question,
             sample=sample,
             engine=self.engine,
-            session=self.corpus.session(),
+            session=self.tools.session(question.question),
             chat=self.chat,
             budgets=self.budgets,
             seed=seed,

@@ -3,8 +3,8 @@ import logging
 
 import pytest
 
-from carr_jax.agent.tools import MAX_RESULTS, TOOLS, UNAVAILABLE, run_call
-from carr_jax.records import ToolResult
+from carr_jax.agent.tools import MAX_RESULTS, TOOLS, run_call
+from carr_jax.records import UNAVAILABLE, ToolResult
 
 
 class Recorder:
@@ -82,7 +82,7 @@ def test_a_wrong_argument_is_the_policys_mistake(name, arguments, said):
 def test_an_exception_is_unavailable_and_its_cause_only_logged(caplog):
     with caplog.at_level(logging.WARNING):
         result = run("browser.search", {"query": "a"}, Broken())
-    assert result == ToolResult(UNAVAILABLE, error="unavailable")
+    assert result == ToolResult(UNAVAILABLE, error="unavailable", reason="internal")
     assert "secret key 123" in caplog.text
 
 

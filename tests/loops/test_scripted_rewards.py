@@ -17,6 +17,7 @@ from carr_jax.rewards.carr import score_trajectory
 from carr_jax.rewards.judge import ExactJudge
 from carr_jax.rollout.scheduler import Rollouts
 from carr_jax.rollout.scripted import ScriptedEngine, citer, expert, guesser
+from carr_jax.search.browser import Limits
 from carr_jax.search.corpus import Corpus
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"
@@ -30,7 +31,7 @@ def setting():
     pages = tuple(read_pages(DATA))
     questions = [q for q in read_questions(DATA) if q.rubrics][::EVERY]
     chat = Chat(train_bpe([page.text for page in pages[::40]], 2048))
-    return questions, chat, Corpus(pages, max_results=5), {page.url: page.text for page in pages}
+    return questions, chat, Corpus(pages, limits=Limits(max_results=5)), {page.url: page.text for page in pages}
 
 
 def run(setting, policy):

@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from carr_jax.records import Page, ToolCall
-from carr_jax.search import corpus as corpus_module
-from carr_jax.search.corpus import Corpus, canonical_url, find_spans, lower_in_place
+from carr_jax.search import browser
+from carr_jax.search.browser import Limits, canonical_url, find_spans, lower_in_place
+from carr_jax.search.corpus import Corpus
 
 SITE = "https://example.org/wiki/"
 PAGES = (
@@ -60,13 +61,13 @@ def test_search_without_hits_or_query(corpus):
     assert run(session.search("zzzz")).output == "No results found."
     for empty in ("", "  \n"):
         result = run(session.search(empty))
-        assert (result.output, result.error) == (corpus_module.EMPTY_QUERY, "bad_call")
+        assert (result.output, result.error) == (browser.EMPTY_QUERY, "bad_call")
     assert run(session.search("Kemi", 0)).error == "bad_call"
     assert run(session.search("Kemi", "many")).error == "bad_call"
 
 
 def test_num_is_cut_at_max_results():
-    session = Corpus(PAGES, max_results=2).session()
+    session = Corpus(PAGES, limits=Limits(max_results=2)).session()
     assert len(run(session.search("Kemi word", 50)).seen) == 2
     assert len(run(session.search("Kemi word", 1.0)).seen) == 1
 
@@ -103,7 +104,7 @@ def test_open_refuses_what_is_neither_number_nor_address(corpus, target):
 
 def test_an_error_never_becomes_the_page(corpus):
     session = corpus.session()
-    assert run(session.find("Kemi")).output == corpus_module.NO_PAGE
+    assert run(session.find("Kemi")).output == browser.NO_PAGE
     run(session.open(f"{SITE}Kemi"))
     assert run(session.open(f"{SITE}Nowhere")).error == "not_found"
     assert "Bo Lind" in run(session.find("mayor")).output
@@ -116,7 +117,7 @@ def test_sessions_do_not_share_state(corpus):
     run(first.search("Kemi"))
     run(first.open(0))
     assert run(second.open(0)).error == "not_found"
-    assert run(second.find("Kemi")).output == corpus_module.NO_PAGE
+    assert run(second.find("Kemi")).output == browser.NO_PAGE
 
 
 @pytest.mark.parametrize(
@@ -129,7 +130,7 @@ def test_spellings_of_an_address_open_the_same_page(corpus, spelling):
 
 
 def test_find_layout_and_context(corpus):
-    session = Corpus(PAGES, find_radius=8).session()
+    session = Corpus(PAGES, limits=Limits(find_radius=8)).session()
     run(session.open(f"{SITE}Ada_Holm"))
     result = run(session.find("SHE "))
     assert result.output == "[Match 1]\nainter. She was born\n\n[Match 2]\nn Kemi.\nShe died in"
@@ -225,6 +226,8 @@ def test_bad_corpora_are_refused():
         Corpus([Page(f"{SITE}A%20B", "A", "x"), Page(f"{SITE}A B", "B", "y")])
     with pytest.raises(ValueError, match="at least 1"):
         Corpus(PAGES, snippet_chars=0)
+    with pytest.raises(ValueError, match="at least 1"):
+        Limits(find_limit=0)
 
 
 ODD = st.one_of(
@@ -258,7 +261,9 @@ def test_a_restored_session_is_where_the_calls_left_it(last):
         if last != "open":
             results.append(await session.search(PAGES[1].title if last == "search" else "qqqqzzzz", 5))
         restored.restore([ToolCall("tool", {}, result) for result in results])
-        assert (restored._results, restored._page) == (session._results, session._page)
-        assert bool(session._results) == (last != "nothing found") and session._page == PAGES[0]
+        assert restored._results == session._results
+        assert bool(session._results) == (last != "nothing found")
+        assert await restored.find("painter") == await session.find("painter")
+        assert "[Match 1]" in (await restored.find("painter")).output
 
     asyncio.run(scenario())
