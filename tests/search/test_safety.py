@@ -59,7 +59,12 @@ def test_what_is_no_address_of_the_web(url, reason):
 
 
 def test_addresses_of_the_web_pass():
-    for url in ("http://example.com/", "https://example.com:443/a?b", "https://8.8.8.8/", "https://xn--bcher-kva.ch"):
+    for url in (
+        "http://example.com/",
+        "https://example.com:443/a?b",
+        "https://8.8.8.8/",
+        "https://xn--bcher-kva.ch",
+    ):
         assert checked(url, Rules()).hostname
     assert checked("http://deadbeef/", Rules()).hostname == "deadbeef"  # a name: the resolver looks behind it
     assert checked("https://example.com:8443/", Rules(ports=frozenset((8443,)))).port == 8443
