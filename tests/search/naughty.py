@@ -12,7 +12,8 @@ import zlib
 from aiohttp import web
 
 WORDS = "The river of the town is cold, and the bridge was built by Ada Holm in Kemi. " * 8
-PAGE = f"<!doctype html><html><head><title>A page</title></head><body><article><p>{WORDS}</p></article></body></html>"
+HEAD = "<!doctype html><html><head><title>A page</title></head>"
+PAGE = f"{HEAD}<body><article><p>{WORDS}</p></article></body></html>"
 
 
 class Naughty:

@@ -1,4 +1,4 @@
-"""The fetcher against servers that misbehave: each kind of section 11 of the case log ends in one stable answer."""
+"""The fetcher against servers that misbehave: each kind of fault ends in one stable answer."""
 
 import asyncio
 import time
