@@ -26,6 +26,7 @@ EXTRAS = {
     "serve": ["sglang>=0.5.20"],  # runs as its own process, best in its own environment; never imported
     "data": ["tensorflow-datasets>=4.9.9", "array-record>=0.8", "importlib_resources"],
     "kernels": ["tokamax>=0.0.12"],  # grouped matmul of experts on NVIDIA (model.experts=tokamax)
+    "dense": ["sentence-transformers>=5.0"],  # search by meaning, with a model folder of yours
     "plan": ["libtpu>=0.0.42"],  # the TPU compiler, for compiling a training step without a chip
     "test": [
         "pytest>=8",

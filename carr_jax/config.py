@@ -52,14 +52,7 @@ def _shared() -> dict:
             obfuscate=0.0,  # probability that the first entity is described, not named
             shortcut=0.0,  # probability that a last clue alone determines the answer
         ),
-        search=dict(
-            source="corpus",  # what the tools reach: corpus (the pages of `data`)
-            max_results=10,  # most results of one search
-            snippet_chars=300,  # longest description of a result, in characters
-            page_chars=10_000,  # how much of a page one open shows
-            find_radius=200,  # characters shown on each side of a find hit
-            find_limit=20,  # most hits of one find
-        ),
+        search=_search(),
         agent=dict(
             context=64_000,  # tokens of prompt, turns and observations together
             turns=100,  # most assistant turns with tool calls; the answer may follow
@@ -80,6 +73,29 @@ def _shared() -> dict:
         checkpoint=dict(
             every=1,  # optimiser steps between checkpoints; a killed run repeats at most these
             keep=2,  # newest checkpoints kept
+        ),
+    )
+
+
+def _search() -> dict:
+    """The section `search`."""
+    return dict(
+        source="corpus",  # what the tools reach: corpus (the index below, else the pages of `data`),
+        # server (a tool server, launch/serve_tools.py), retrieval (a server that answers POST /retrieve)
+        max_results=10,  # most results of one search
+        snippet_chars=300,  # longest description of a result, in characters
+        page_chars=10_000,  # how much of a page one open shows
+        find_radius=200,  # characters shown on each side of a find hit
+        find_limit=20,  # most hits of one find
+        index=dict(
+            path="",  # folder made by launch/build_index.py, searched instead of the pages of `data`
+            dense_model="",  # the model folder it was built with, to search by meaning too; "" = words only
+        ),
+        server=dict(
+            url="",  # address of the tool server, or of the retrieval server's /retrieve
+            token="",  # environment variable with the tool server's token; "" = it wants none
+            request_s=120.0,  # seconds that it may take for a call
+            attempts=4,  # times that a call is sent before the tool counts as unavailable
         ),
     )
 
@@ -223,7 +239,7 @@ _CHOICES = {
     "learn.moments": ("float32", "bfloat16", "host"),
     "model.preset": ("tiny", "tiny_moe"),
     "data.source": ("world", "files"),
-    "search.source": ("corpus",),
+    "search.source": ("corpus", "server", "retrieval"),
     "learn.schedule": ("constant", "cosine"),
     "rollout.engine": ("embedded", "sglang"),
     "rollout.on_update": ("resume", "keep"),
@@ -237,7 +253,8 @@ _CHOICES = {
 }
 _POSITIVE = (
     "model.vocab_size world.entities_per_kind search.max_results search.snippet_chars search.page_chars "
-    "search.find_radius search.find_limit agent.context agent.turns agent.tool_calls agent.turn_tokens "
+    "search.server.request_s search.server.attempts search.find_radius search.find_limit "
+    "agent.context agent.turns agent.tool_calls agent.turn_tokens "
     "rollout.prompts rollout.slots rollout.prefill_rows rollout.prefill_chunk rollout.temperature "
     "rollout.mismatch_alarm rollout.request_s rollout.token_s rollout.health_s learn.lr learn.clip_norm "
     "learn.row_length learn.logprob_chunk learn.icepop_low learn.tis_cap checkpoint.every checkpoint.keep "
@@ -329,7 +346,31 @@ def _contradictions(flat: Mapping) -> list[str]:
             "config.learn.icepop_low must be below config.learn.icepop_high",
         ),
     ]
-    return [message for holds, message in (*checks, *_judge_checks(flat)) if not holds]
+    return [message for holds, message in (*checks, *_search_checks(flat), *_judge_checks(flat)) if not holds]
+
+
+def _search_checks(flat: Mapping) -> list[tuple[bool, str]]:
+    """(whether it holds, what to say when it does not) for the section `search`."""
+    elsewhere = flat["search.source"] != "corpus" or flat["search.index.path"]
+    return [
+        (
+            flat["search.source"] not in ("server", "retrieval") or flat["search.server.url"],
+            f"config.search.source={flat['search.source']} needs config.search.server.url",
+        ),
+        (
+            flat["search.source"] == "corpus" or not flat["search.index.path"],
+            "config.search.index.path is used only with config.search.source=corpus",
+        ),
+        (
+            flat["search.index.path"] or not flat["search.index.dense_model"],
+            "config.search.index.dense_model needs config.search.index.path",
+        ),
+        (
+            flat["data.source"] == "world" or not elsewhere or flat["model.policy"] or flat["model.tokenizer"],
+            "without pages in memory there is nothing to train a tokenizer on: give config.model.policy or "
+            "config.model.tokenizer",
+        ),
+    ]
 
 
 def _judge_checks(flat: Mapping) -> list[tuple[bool, str]]:

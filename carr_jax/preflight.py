@@ -24,6 +24,8 @@ def preflight(config: ConfigDict, workdir: Path) -> list[str]:
         "model.policy": (("config.json",), ("tokenizer.json",), _WEIGHTS),
         "model.tokenizer": (("tokenizer.json",),),
         "data.path": (),
+        "search.index.path": (("manifest.json",),),
+        "search.index.dense_model": (),
     }
     flat = flatten(config)
     for key, files in wanted.items():
@@ -47,6 +49,8 @@ def preflight(config: ConfigDict, workdir: Path) -> list[str]:
         for address in flat.get("rollout.servers", ())
         if (error := _silence(address))
     ]
+    if config.search.source in ("server", "retrieval"):
+        servers += _tool_server_problems(config)
     judge = judge_problems(config, workdir) if "judge" in config else []
     return found + servers + judge + _workdir_problems(config, workdir)
 
@@ -61,6 +65,16 @@ def _silence(address: str) -> str:
     except OSError as error:
         return str(error)
     return ""
+
+
+def _tool_server_problems(config: ConfigDict) -> list[str]:
+    """A server that does not listen, and a token that is not set."""
+    server, found = config.search.server, []
+    if server.url and (error := _silence(server.url)):
+        found.append(f"config.search.server.url: {server.url}: {error}; start one with launch/serve_tools.py")
+    if server.token and not os.environ.get(server.token):
+        found.append(f"config.search.server.token: the environment variable {server.token} is not set")
+    return found
 
 
 def replies_file(config: ConfigDict, folder: Path) -> Path:
@@ -113,7 +127,8 @@ def _workdir_problems(config: ConfigDict, workdir: Path) -> list[str]:
 _MAY_CHANGE = set(
     "train.steps train.trajectories_every checkpoint.every checkpoint.keep judge.endpoints judge.concurrency "
     "judge.key_concurrency judge.queue_s judge.request_s judge.cache judge.replay judge.budget_usd "
-    "judge.price_prompt judge.price_cached judge.price_completion rollout.servers rollout.weights_folder "
+    "judge.price_prompt judge.price_cached judge.price_completion search.server.url search.server.token "
+    "search.server.request_s search.server.attempts rollout.servers rollout.weights_folder "
     "rollout.push rollout.request_s rollout.token_s rollout.health_s serve.python serve.host serve.port "
     "serve.tensor serve.expert serve.memory_fraction serve.max_running serve.ready_s".split()
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import random
 from dataclasses import dataclass
 
@@ -13,7 +14,10 @@ from carr_jax.agent.tools import Tools
 from carr_jax.data.sources import read_pages, read_questions
 from carr_jax.records import InputError, Page, Question
 from carr_jax.search.browser import Limits
+from carr_jax.search.client import RemoteTools
 from carr_jax.search.corpus import Corpus
+from carr_jax.search.index import Index
+from carr_jax.search.retrieval import Retrieval
 from carr_jax.search.world import WorldConfig, build_world
 
 
@@ -47,9 +51,43 @@ def make_tools(config: ConfigDict, pages: tuple[Page, ...]) -> Tools:
     search = config.search
     limits = Limits(**{f.name: search[f.name] for f in dataclasses.fields(Limits)})
     match config.search.source:
+        case "corpus" if search.index.path:
+            model = config.search.index.dense_model
+            return Index(
+                config.search.index.path,
+                snippet_chars=config.search.snippet_chars,
+                limits=limits,
+                dense_model=model,
+            )
         case "corpus":
             return Corpus(pages, snippet_chars=config.search.snippet_chars, limits=limits)
+        case "server":
+            return RemoteTools(
+                config.search.server.url,
+                os.environ.get(config.search.server.token, ""),
+                config.search.server.request_s,
+                config.search.server.attempts,
+            )
+        case "retrieval":
+            return Retrieval(
+                config.search.server.url,
+                snippet_chars=config.search.snippet_chars,
+                limits=limits,
+                request_s=config.search.server.request_s,
+                attempts=config.search.server.attempts,
+            )
     raise InputError(f"config.search.source={config.search.source!r} is unknown")
+
+
+def served_tools(config: ConfigDict) -> Tools:
+    """What a tool server offers.  Raises InputError for a configuration that asks a tool server itself."""
+    if config.search.source == "server":
+        raise InputError("config.search.source=server: give this server what it is to search itself")
+    if config.search.source == "retrieval" or config.search.index.path:
+        return make_tools(config, ())
+    if config.data.source == "world":
+        return make_tools(config, build_world(WorldConfig(**config.world.to_dict())).pages)
+    return make_tools(config, tuple(read_pages(config.data.path)))
 
 
 def _from_world(config: ConfigDict, split: str) -> tuple[tuple[Page, ...], list[Question], list[Question]]:
@@ -61,7 +99,8 @@ def _from_world(config: ConfigDict, split: str) -> tuple[tuple[Page, ...], list[
 
 def _from_files(config: ConfigDict) -> tuple[tuple[Page, ...], list[Question], list[Question]]:
     """Takes questions that have rubrics; the files' "dev" split is held out."""
-    pages = tuple(read_pages(config.data.path))
+    elsewhere = config.search.source != "corpus" or config.search.index.path
+    pages = () if elsewhere else tuple(read_pages(config.data.path))
     rows = [q for q in read_questions(config.data.path) if q.rubrics]
     train = [q for q in rows if q.split == "train"]
     held_out = [q for q in rows if q.split == "dev"]

@@ -19,7 +19,8 @@ from carr_jax.command import OptionParser, end_well
 from carr_jax.judging import chosen_judge, judge_name, make_judge
 from carr_jax.records import InputError
 from carr_jax.rewards.carr import READERS
-from carr_jax.rewards.server import TOKEN_VARIABLE, Limits, check_exposure, make_app, serve
+from carr_jax.rewards.server import TOKEN_VARIABLE, Limits, make_app
+from carr_jax.serving import check_exposure, serve
 
 
 def parse(argv):
@@ -42,7 +43,7 @@ def parse(argv):
         raise InputError(f"--port={given.port} must lie between 0 and 65535")
     if given.evaluations < 1 or given.waiting < 0 or not given.seconds > 0:
         raise InputError("--evaluations and --seconds must be positive, --waiting not negative")
-    check_exposure(given.host, os.environ.get(TOKEN_VARIABLE, ""))
+    check_exposure(given.host, os.environ.get(TOKEN_VARIABLE, ""), TOKEN_VARIABLE)
     return given
 
 

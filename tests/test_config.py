@@ -59,6 +59,17 @@ def test_overrides_and_default_workdir():
         ([f"--config={TINY}", "--config.learn.row_length=64"], "a trajectory is never cut"),
         ([f"--config={TINY}", "--config.world.hops=(2,9)"], "config.world.hops must be lengths from 1 to 4"),
         ([f"--config={TINY}", "--config.data.source=files"], "needs config.data.path"),
+        ([f"--config={TINY}", "--config.search.source=server"], "server needs config.search.server.url"),
+        ([f"--config={TINY}", "--config.search.source=corpse"], "did you mean corpus?"),
+        ([f"--config={TINY}", "--config.search.index.dense_model=."], "needs config.search.index.path"),
+        (
+            [
+                f"--config={TINY}",
+                "--config.search.source=server",
+                "--config.search.server.url=http://127.0.0.1:9/",
+            ],
+            "start one with launch/serve_tools.py",
+        ),
     ],
 )
 def test_mistakes_are_one_line(arguments, says, capsys, tmp_path):

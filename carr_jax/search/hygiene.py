@@ -57,7 +57,7 @@ def quotes(question: str, text: str) -> bool:
 
 
 def retold_share(question: str, text: str) -> float:
-    """How much of what a question says stands together somewhere in a text, in any order and with other endings.
+    """How much of what a question says stands together in a text, in any order and with other endings.
 
     The largest share of the question's distinct meaningful words within a stretch of twice its length.  0 for a
     question of few such words: pages about its subject hold them all.

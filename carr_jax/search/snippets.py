@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import functools
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 
@@ -39,13 +40,43 @@ def best_stretch(
 def weighty_words(
     text: str, weights: Mapping[str, float], terms: Callable[[str], Collection[str]]
 ) -> list[tuple[int, int, set[str]]]:
-    """(start, end, weighted terms) of each word that has any, in order."""
-    of = {word: weights.keys() & set(terms(word)) for word in set(text.split(" "))}
-    wanted = {word: held for word, held in of.items() if held}
-    if not wanted:
+    """(start, end, weighted terms) of each word that has any, in order.
+
+    Most words of a page are in no query, and many are rare ones, whose terms nobody remembers: only words that
+    begin as a term does are looked at.
+    """
+    if not weights:
         return []
-    pattern = re.compile(rf"(?<![^ ])(?:{'|'.join(map(re.escape, wanted))})(?![^ ])")
-    return [(m.start(), m.end(), wanted[m[0]]) for m in pattern.finditer(text)]
+    held_by: dict[str, set[str]] = {}
+    found: list[tuple[int, int, set[str]]] = []
+    end = -1
+    for match in _beginnings(frozenset(weights)).finditer(text):
+        if match.start() < end:
+            continue
+        start, end = text.rfind(" ", 0, match.start()) + 1, text.find(" ", match.start())
+        end = len(text) if end < 0 else end
+        word = text[start:end]
+        if (held := held_by.get(word)) is None:
+            held = held_by[word] = {term for term in terms(word) if term in weights}
+        if held:
+            found.append((start, end, held))
+    return found
+
+
+@functools.lru_cache(256)
+def _beginnings(terms: frozenset[str]) -> re.Pattern[str]:
+    """Where a word may begin whose index term is one of these.
+
+    English stemming keeps the first two letters, but for "dying" and its like, which become "die"; what is
+    not ASCII may be folded into anything.
+    """
+    starts = {"".join(map(_either, term[:2])) for term in terms}
+    return re.compile(rf"(?<![A-Za-z0-9])(?:{'|'.join(sorted(starts))})|[^\x00-\x7f]")
+
+
+def _either(letter: str) -> str:
+    """A letter in both cases, and y for i; compiles quicker than a pattern that ignores case."""
+    return "[iIyY]" if letter in "iy" else f"[{letter}{letter.upper()}]" if letter.isalpha() else letter
 
 
 def stretches(text: str, size: int) -> Iterator[Span]:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from carr_jax.observe.metrics import MetricsLog, rollout_metrics
-from carr_jax.records import End, Score, Verdict
+from carr_jax.records import End, Score, ToolCall, ToolResult, Turn, Verdict
 
 
 def two_groups():
@@ -101,6 +101,16 @@ def test_the_share_of_missing_logprobs_is_one_of_tokens():
         [group((whole, replace(other, logprobs=logprobs)), (known(1.0), known(0.0)), [1.0, 0.0])]
     )
     assert row["agent/missing_logprobs"] == 2 / (12 + 4)
+
+
+def test_reasons_of_failed_tool_calls_are_counted():
+    results = [ToolResult("", reason=r) for r in ("timeout", "", "http_404", "timeout")]
+    turn = Turn(5, 9, "t", "", tuple(ToolCall("browser.open", {}, result) for result in (*results, None)))
+    row = rollout_metrics([group((trajectory(0, calls=0, turns=(turn,)),), (Score("unknown"),), [math.nan])])
+    assert {k: v for k, v in row.items() if k.startswith("tools/")} == {
+        "tools/http_404": 1.0,
+        "tools/timeout": 2.0,
+    }
 
 
 def test_a_step_of_nothing_has_sums_only():

@@ -17,7 +17,8 @@ from test_carr import ALL, SETS
 
 from carr_jax.records import InputError, Verdict
 from carr_jax.rewards.judge import ExactJudge
-from carr_jax.rewards.server import DESK, Limits, check_exposure, make_app
+from carr_jax.rewards.server import Limits, make_app
+from carr_jax.serving import DESK, check_exposure
 
 ROOT = Path(__file__).parents[2]
 A = "https://a.com/1"
@@ -384,10 +385,10 @@ def test_a_token():
 )
 def test_only_this_machine_may_ask_without_a_token(host, token, allowed):
     if allowed:
-        check_exposure(host, token)
+        check_exposure(host, token, "CARR_REWARD_TOKEN")
     else:
         with pytest.raises(InputError, match="CARR_REWARD_TOKEN"):
-            check_exposure(host, token)
+            check_exposure(host, token, "CARR_REWARD_TOKEN")
 
 
 def launched(*arguments):

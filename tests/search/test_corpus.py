@@ -193,14 +193,6 @@ def test_ranking_equals_bm25_by_hand():
     assert [h.score for h in hits] == pytest.approx(expected, abs=2e-3)
 
 
-def test_the_same_build_gives_the_same_ranking_in_memory_and_on_disk(tmp_path):
-    pages = [Page(f"{SITE}{i}", f"Page {i % 7}", f"ox elk {'bee ' * (i % 5)}") for i in range(200)]
-    orders = []
-    for directory in (None, None, tmp_path / "index", tmp_path / "index"):
-        orders.append([(h.page.url, h.score) for h in Corpus(pages, directory).rank("page 3 ox bee", 50)])
-    assert orders[0] == orders[1] == orders[2] == orders[3]
-
-
 def test_snippet_shows_the_sentence_that_fits_the_query():
     text = "Ada Holm was a painter. " + "She liked tea very much. " * 5 + "Her mentor was Bo Lind. The end."
     corpus = Corpus([Page(f"{SITE}Ada", "Ada Holm", text), *PAGES], snippet_chars=40)
@@ -213,8 +205,8 @@ def test_snippet_shows_the_sentence_that_fits_the_query():
 @settings(max_examples=60, deadline=None)
 def test_snippet_is_a_bounded_stretch_of_the_page(query, text, size):
     corpus = Corpus([Page(SITE, "Title", text)], snippet_chars=size)
-    weights = dict.fromkeys(corpus.terms(query), 1.0)
-    snippet = corpus.snippet(corpus.pages[0], weights)
+    weights = dict.fromkeys(corpus.ranker.terms(query), 1.0)
+    snippet = corpus.ranker.snippet(corpus.pages[0], weights)
     assert len(snippet) <= size
     assert snippet in " ".join(text.split())
 

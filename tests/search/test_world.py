@@ -56,7 +56,7 @@ def test_every_relation_has_three_phrasings_and_every_kind_enough_relations():
 
 def test_topics_are_no_name_words(world):
     """Otherwise a description finds pages by their titles."""
-    terms = Corpus(world.pages[:1]).terms
+    terms = Corpus(world.pages[:1]).ranker.terms
     names = {term for kind in KINDS.values() for part in kind.names for word in part for term in terms(word)}
     assert len({w for k in KINDS.values() for part in k.names for words in part for w in words.split()}) <= 250
     for kind in KINDS.values():

@@ -1,0 +1,154 @@
+"""Which pages fit a query, and what is shown of them: BM25 with k1 1.2 and b 0.75, the title counted twice.
+
+Words are stemmed (English), folded to ASCII and lower-cased.  Pages in memory and pages on disk are ranked by
+this one piece of code, so equal pages are ranked equally.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import tantivy
+
+from carr_jax.records import Page
+from carr_jax.search.snippets import best_stretch
+
+_TITLE_WEIGHT = 2.0
+_QUERY_TERMS = 64  # a query is a handful of words; this only bounds what a babbling policy can cost
+_MOST_TIES = 4096  # pages of one score that are put in the order of the pages
+_CACHED_WORDS = 1 << 17  # whose index terms are remembered
+_WRITER_BYTES = 256_000_000  # large enough that usual corpora become a single segment
+
+
+@dataclass(frozen=True)
+class Found:
+    """A page that fits a query: its number, its BM25 score, and where the index keeps it."""
+
+    number: int
+    score: float
+    address: tantivy.DocAddress
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A page that fits a query: its score and the part of its text that fits the query best."""
+
+    page: Page
+    score: float
+    snippet: str
+
+
+class Ranker:
+    """Ranks the pages of an index.  Raises ValueError for a snippet of no characters."""
+
+    def __init__(self, index: tantivy.Index, snippet_chars: int) -> None:
+        if snippet_chars < 1:
+            raise ValueError("snippet_chars must be at least 1")
+        self.schema, self.searcher = index.schema, index.searcher()
+        self._snippet_chars = snippet_chars
+        self._analyzer = _analyzer()
+        self._word_terms = functools.lru_cache(_CACHED_WORDS)(self.terms)
+
+    def terms(self, text: str) -> list[str]:
+        """Distinct index terms of `text` in order."""
+        return list(dict.fromkeys(self._analyzer.analyze(valid(text))))
+
+    def best(self, query: str, num: int) -> list[Found]:
+        """The best `num` pages for the words of `query`; equal scores keep the order of the pages.
+
+        The words are never parsed as operators, so any text is a valid query.  Scores count to four digits.
+        """
+        terms = self.terms(query)[:_QUERY_TERMS]
+        if not terms or num < 1:
+            return []
+        boolean, limit = self._query(terms), num + 1
+        while True:  # looks further while the cut falls between equal scores: an index orders those by chance
+            hits = self.searcher.search(boolean, limit=limit, count=False).hits
+            scores = [round(score, 4) for score, _ in hits]
+            if len(hits) < limit or scores[-1] < scores[num - 1] or limit > num + _MOST_TIES:
+                break
+            limit *= 2
+        numbers = self.searcher.fast_field_values("order", [address for _, address in hits])
+        found = [Found(n, s, a) for n, s, (_, a) in zip(numbers, scores, hits, strict=True)]
+        return sorted(found, key=lambda f: (-f.score, f.number))[:num]
+
+    def rank(self, query: str, found: Sequence[Found], page_of: Callable[[Found], Page]) -> list[Ranked]:
+        """What was found for a query, with its pages and what is shown of them."""
+        weights = {term: self._rarity(term) for term in self.terms(query)[:_QUERY_TERMS]}
+        pages = [page_of(f) for f in found]
+        return [Ranked(p, f.score, self.snippet(p, weights)) for p, f in zip(pages, found, strict=True)]
+
+    def snippet(self, page: Page, weights: dict[str, float]) -> str:
+        """The stretch of a page's text with the heaviest distinct query terms; on a tie the first.
+
+        What the title says already counts a tenth.
+        """
+        weights = weights | {term: 0.1 * weights[term] for term in self.terms(page.title) if term in weights}
+        text = " ".join(page.text.split())  # one line, so that a page cannot forge another result
+        return best_stretch(text, self._snippet_chars, weights, self._word_terms)
+
+    def _query(self, terms: Sequence[str]) -> tantivy.Query:
+        should = []
+        for term in terms:
+            title = tantivy.Query.term_query(self.schema, "title", term)
+            should.append((tantivy.Occur.Should, tantivy.Query.boost_query(title, _TITLE_WEIGHT)))
+            should.append((tantivy.Occur.Should, tantivy.Query.term_query(self.schema, "text", term)))
+        return tantivy.Query.boolean_query(should)
+
+    def _rarity(self, term: str) -> float:
+        """Inverse document frequency: a snippet shows the rare word of a query before the common one."""
+        return math.log(1 + self.searcher.num_docs / (1 + self.searcher.doc_freq("text", term)))
+
+
+def valid(text: str) -> str:
+    """Without lone surrogates, which JSON can carry but no index."""
+    return text.encode("utf-8", "ignore").decode()
+
+
+# ---------------------------------------------------------------------------------------------------- the index
+
+
+def new_index(path: str | None = None, stored: bool = False) -> tantivy.Index:
+    """An empty index, in memory without `path`.  `stored`: it also keeps the pages, found by their `key`."""
+    builder = tantivy.SchemaBuilder()
+    builder.add_text_field("title", stored=stored, tokenizer_name="carr", index_option="freq")
+    builder.add_text_field("text", stored=stored, tokenizer_name="carr", index_option="freq")
+    builder.add_unsigned_field("order", fast=True, indexed=stored)
+    if stored:
+        builder.add_text_field("url", stored=True, tokenizer_name="raw", index_option="basic")
+        builder.add_text_field("key", tokenizer_name="raw", index_option="basic")
+    return _tokenized(tantivy.Index(builder.build(), path=path, reuse=False))
+
+
+def opened_index(path: str) -> tantivy.Index:
+    """An index that is on disk."""
+    return _tokenized(tantivy.Index.open(path))
+
+
+def writer(index: tantivy.Index) -> tantivy.IndexWriter:
+    """Writes with one thread: several would spread the pages over segments by chance."""
+    return index.writer(heap_size=_WRITER_BYTES, num_threads=1)
+
+
+def document(number: int, page: Page) -> tantivy.Document:
+    """What is indexed of a page."""
+    made = tantivy.Document()
+    made.add_text("title", valid(page.title))
+    made.add_text("text", valid(page.text))
+    made.add_unsigned("order", number)
+    return made
+
+
+def _tokenized(index: tantivy.Index) -> tantivy.Index:
+    index.register_tokenizer("carr", _analyzer())
+    return index
+
+
+def _analyzer() -> tantivy.TextAnalyzer:
+    builder = tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.simple()).filter(tantivy.Filter.remove_long(64))
+    for step in (tantivy.Filter.ascii_fold(), tantivy.Filter.lowercase(), tantivy.Filter.stemmer("english")):
+        builder = builder.filter(step)
+    return builder.build()
