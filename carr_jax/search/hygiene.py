@@ -19,11 +19,11 @@ _FEWEST_WORDS = 12  # words with a meaning, below which a retold question cannot
 _WINDOW = 2  # times the length of the question, in which it is looked for
 _STEM = 6  # characters that tell a word from another, whatever its ending
 _EMPTY_WORDS = frozenset(
-    """a about after all also am an and any are as at be because been before being between both but by can could did do
-    does during each for from had has have he her him his how i if in into is it its just may me more most my no not of
-    on one only or other our out over own same she should so some such than that the their them then there these they
-    this those through to too under until up was we were what when where which while who whom whose why will with would
-    you your""".split()
+    """a about after all also am an and any are as at be because been before being between both but by can could
+    did do does during each for from had has have he her him his how i if in into is it its just may me
+    more most my no not of on one only or other our out over own same she should so some such than that
+    the their them then there these they this those through to too under until up was we were what when
+    where which while who whom whose why will with would you your""".split()
 )
 
 
