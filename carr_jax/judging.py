@@ -99,7 +99,9 @@ async def open_client(config: ConfigDict, folder: Path) -> AsyncIterator[tuple[C
 
 def how_to_go_on(error: CannotGoOn) -> str:
     """What a person can do, in one line; what was done is saved by then."""
-    if isinstance(error, BudgetSpent):
+    if error.remedy:
+        remedy = error.remedy
+    elif isinstance(error, BudgetSpent):
         remedy = "give a larger config.judge.budget_usd"
     elif isinstance(error, NotRecorded):
         remedy = "give config.judge.replay=False to ask for it"

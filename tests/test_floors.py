@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "rewards": {"addresses", "calls", "llm", "serving", "stored"},
     "data": {"rewards", "stored"},
     "agent": {"calls"},
-    "rollout": {"agent", "search", "models", "weights"},
+    "rollout": {"agent", "calls", "search", "models", "weights"},
     "observe": {"stored"},
     "config": {"rewards"},
     "distributed": set(),

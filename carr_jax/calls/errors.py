@@ -24,7 +24,14 @@ class CallError(Exception):
 
 
 class CannotGoOn(Exception):
-    """No later call can succeed either: what has been done should be saved, and the run end."""
+    """No later call can succeed either: what has been done should be saved, and the run end.
+
+    `remedy` is what a person can do, where that is known here.
+    """
+
+    def __init__(self, text: str, remedy: str = "") -> None:
+        super().__init__(text)
+        self.remedy = remedy
 
 
 class BudgetSpent(CannotGoOn):

@@ -1,4 +1,4 @@
-"""One paid service of the web, such as a search API: whose turn it is, what a call costs, what its refusals mean."""
+"""One paid service of the web, such as a search API: what a call costs, and what its refusals mean."""
 
 from __future__ import annotations
 
