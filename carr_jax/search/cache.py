@@ -53,7 +53,7 @@ class AnswerCache:
 
     def get(self, key: str, call: str) -> Any:
         """The answer to a call, or None.  Raises NotRecorded, naming the call, when there is none to replay."""
-        row = self._store.get(key) if self._store else None
+        row = self._store.get(key) if self._store is not None else None
         if row is not None and (self.mode != "use" or self._is_fresh(row[1], row[2])):
             return json.loads(zlib.decompress(row[3]))
         if self.mode == "replay":
@@ -65,14 +65,14 @@ class AnswerCache:
 
     def put(self, key: str, kind: str, answer: Any) -> None:
         """Keep an answer; an outage is kept in mode `record` only, for a run that is repeated."""
-        if self._store and self.mode != "replay" and (kind != "outage" or self.mode == "record"):
+        if self._store is not None and self.mode != "replay" and (kind != "outage" or self.mode == "record"):
             self._store.put(key, kind, self._now(), zlib.compress(json.dumps(answer).encode(), 6))
 
     def _is_fresh(self, kind: str, made: float) -> bool:
         return self._now() - made < getattr(self._lifetimes, kind, 0.0)
 
     def close(self) -> None:
-        if self._store:
+        if self._store is not None:
             self._store.close()
 
 

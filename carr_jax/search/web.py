@@ -132,7 +132,7 @@ class WebTools:
         """One more of what `news` tells."""
         self._counts[name] += 1
 
-    # ----------------------------------------------------------------------------------- what is behind a session
+    # ---------------------------------------------------------------------------------- what is behind sessions
 
     async def search(self, query: str, num: int) -> list[Hit]:
         """As `browser.Source`, for all questions alike."""
@@ -203,7 +203,12 @@ class _Guarded:
     async def page(self, url: str) -> Page:
         page = await self.web.page(url)
         text = f"{page.title} {page.text}"
-        if self._holds_back(url, "", "pages") or self._holds_back(page.url, text, "pages"):
+        if self._holds_back(url, "", "pages") or await asyncio.to_thread(
+            self._holds_back,
+            page.url,
+            text,
+            "pages",  # a long page takes long
+        ):
             raise missing("withheld")
         return page
 
