@@ -13,6 +13,8 @@ from carr_jax.addresses import http_address
 from carr_jax.config import flatten, problems, to_json
 from carr_jax.llm.endpoints import missing_keys, parse_endpoint
 from carr_jax.records import InputError
+from carr_jax.search.web import cache_file
+from carr_jax.search.workers import missing_libraries
 
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
@@ -49,6 +51,8 @@ def preflight(config: ConfigDict, workdir: Path) -> list[str]:
         for address in flat.get("rollout.servers", ())
         if (error := _silence(address))
     ]
+    if config.search.source == "web":
+        servers += _web_problems(config, workdir)
     if config.search.source in ("server", "retrieval"):
         servers += _tool_server_problems(config)
     judge = judge_problems(config, workdir) if "judge" in config else []
@@ -74,6 +78,29 @@ def _tool_server_problems(config: ConfigDict) -> list[str]:
         found.append(f"config.search.server.url: {server.url}: {error}; start one with launch/serve_tools.py")
     if server.token and not os.environ.get(server.token):
         found.append(f"config.search.server.token: the environment variable {server.token} is not set")
+    return found
+
+
+def _web_problems(config: ConfigDict, workdir: Path) -> list[str]:
+    """A record to replay that is not there; keys that are not set, and libraries that are not installed."""
+    web, cache = config.search.web, config.search.cache
+    if cache.mode == "replay":
+        record = cache_file(cache.path, workdir)
+        missing = (
+            f"config.search.cache: there is no record {record}; make one with config.search.cache.mode=record"
+        )
+        return [] if record.is_file() else [missing]
+    wanted = {"search_keys": web.search_keys}
+    if web.reader == "jina":
+        wanted["reader_keys"] = web.reader_keys
+    found = [
+        f"config.search.web.{field}: the environment variable {name} is not set"
+        for field, names in wanted.items()
+        for name in filter(None, names.split(","))
+        if not os.environ.get(name, "").strip()
+    ]
+    if web.reader == "own" and (names := missing_libraries()):
+        found.append(f"config.search.web.reader=own needs {' and '.join(names)}: pip install 'carr_jax[web]'")
     return found
 
 
@@ -127,7 +154,10 @@ def _workdir_problems(config: ConfigDict, workdir: Path) -> list[str]:
 _MAY_CHANGE = set(
     "train.steps train.trajectories_every checkpoint.every checkpoint.keep judge.endpoints judge.concurrency "
     "judge.key_concurrency judge.queue_s judge.request_s judge.cache judge.replay judge.budget_usd "
-    "judge.price_prompt judge.price_cached judge.price_completion search.server.url search.server.token "
+    "judge.price_prompt judge.price_cached judge.price_completion search.web.search_url search.web.search_keys "
+    "search.web.search_rate search.web.reader_url search.web.reader_keys search.web.read_rate "
+    "search.web.concurrency search.web.request_s search.web.attempts search.web.outage_s search.web.search_usd "
+    "search.web.page_usd search.web.budget_usd search.cache.mode search.cache.path search.server.url search.server.token "
     "search.server.request_s search.server.attempts rollout.servers rollout.weights_folder "
     "rollout.push rollout.request_s rollout.token_s rollout.health_s serve.python serve.host serve.port "
     "serve.tensor serve.expert serve.memory_fraction serve.max_running serve.ready_s".split()

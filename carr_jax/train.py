@@ -124,7 +124,7 @@ async def take_steps(
                     view.phase("save")
                     row = {"step": learner.done, **clock.metrics(), **rollout_metrics(groups), **learned}
                     row |= version_metrics(groups, version=step) | {"rollout/refilled": scheduler.refilled}
-                    row |= actor.server_metrics()
+                    row |= actor.server_metrics() | actor.tool_metrics()
                     metrics.append(row)
                     if due(learner.done, config):
                         write_trajectories(run.trajectories(learner.done), groups)

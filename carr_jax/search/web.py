@@ -121,7 +121,7 @@ class WebTools:
         return Session(_Guarded(self, question), self._limits, question)
 
     def news(self) -> dict[str, float]:
-        """The `tools/*` values since the last call: calls, answers from the cache, what was withheld, the cost."""
+        """The `tools/*` values since the last call: calls, answers of the cache, what was withheld, cost."""
         counts, self._counts = self._counts, Counter()
         spent = self._ledger.spent_usd if self._ledger else 0.0
         cost, self._told = spent - self._told, spent
@@ -147,7 +147,7 @@ class WebTools:
     async def page(self, url: str) -> Page:
         """As `browser.Source`, for all questions alike."""
         url = asked_address(url)
-        by = "own" if self._options.reading is None else self._options.reading.url
+        by = "own" if self._options.reading is None else "reader"  # at whatever address
 
         async def ask() -> tuple[str, Any]:
             return "page", dataclasses.astuple(await self._reader.page(url))

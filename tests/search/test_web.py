@@ -57,7 +57,8 @@ def test_a_session_searches_opens_and_finds_in_the_layouts_of_the_reference(tmp_
     calls, search, page, find = with_web(tmp_path, work, provider=provider)
     assert search.output == (
         "[0] Title: Page 0\n[0] URL Source: https://site0.test/a\n[0] Description: About 0.\n"
-        "[0] Date: 3 May 2021\n\n[1] Title: Page 1\n[1] URL Source: https://site1.test/a\n[1] Description: About 1."
+        "[0] Date: 3 May 2021\n\n"
+        "[1] Title: Page 1\n[1] URL Source: https://site1.test/a\n[1] Description: About 1."
     )
     head = "Title: A page\n\nURL Source: https://site1.test/a\n\nMarkdown Content:\n"
     assert page.output == head + TEXT.strip() and page.seen[0].text == TEXT.strip()
@@ -391,7 +392,7 @@ def test_pages_fetched_by_ourselves_keep_the_address_that_was_asked_for(tmp_path
                 gone = [await session.open(site.url(path)) for path in ("/binary", "/empty", "/status/404")]
                 latin = await session.open(site.url("/latin"))
                 with pytest.raises(Missing, match="private"):
-                    await tools.page("http://127.0.0.2/")
+                    await tools.page(f"http://127.0.0.2:{site.port}/")
                 return site, page, [g.reason for g in gone], latin.output, stub.calls
 
     site, page, gone, latin, calls = asyncio.run(run())
