@@ -60,6 +60,8 @@ class WebOptions:
 
 
 class PageReader(Protocol):
+    """Where pages come from."""
+
     async def page(self, url: str) -> Page: ...
 
 
