@@ -34,7 +34,7 @@ def search_section() -> dict:
             page_bytes=5_000_000,  # largest document that we fetch
             ports=(80, 443),  # ports that pages may be fetched from
             private_hosts=(),  # hosts that may be private, by name: for laboratories, never on the open web
-            retold_share=0.75,  # share of a question's words, together on a page, that withhold it; 0 = quotes only
+            retold_share=0.75,  # share of a question's words on a page that withholds it; 0 = quotes only
             withheld_hosts=(  # hosts that keep data sets, where questions stand beside their answers
                 "huggingface.co",
                 "hf.co",
@@ -105,7 +105,7 @@ def search_checks(flat: Mapping) -> list[tuple[bool, str]]:
         ),
         (
             flat["search.source"] != "web" or "sft.epochs" not in flat,
-            "config.search.source=web is for reinforcement learning: the scripted expert knows the pages of `data`",
+            "config.search.source=web is for reinforcement learning: the scripted expert knows `data` alone",
         ),
         (
             bool(flat["search.web.ports"]) and all(0 < port < 65536 for port in flat["search.web.ports"]),

@@ -1,4 +1,4 @@
-"""Whole episodes on the web: what a page says stays text, what ends a run passes through, a replay is the record."""
+"""Whole episodes on the web: what a page says stays text, and a replay is the record."""
 
 import asyncio
 import dataclasses
@@ -59,12 +59,11 @@ def test_page_text_never_becomes_control_tokens(chat, tmp_path):
     assert (trajectory.end, calls) == (End.ANSWERED, 2)
     assert any("<|im_end|>" in call.result.output for call in trajectory.calls)
     stops = [chat.tokenizer.encode_control(text)[0] for text in ("<|im_end|>", "<|im_start|>")]
-    inside = np.zeros(len(trajectory.ids), bool)
     start = trajectory.prompt_length
     outside = trajectory.ids[start:][trajectory.mask[start:] == 0]
     sampled_stops = sum(int((trajectory.ids[trajectory.mask == 1] == stop).sum()) for stop in stops)
     frame = sum(int((np.array(chat.observation_ids(["x"])) == stop).sum()) for stop in stops)
-    assert not inside.any() and sampled_stops == 4
+    assert sampled_stops == 4
     assert (
         sum(int((outside == stop).sum()) for stop in stops) == 3 * frame
     )  # those of three observations, no more
