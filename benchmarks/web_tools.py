@@ -2,10 +2,10 @@
 
     python benchmarks/web_tools.py [--sessions=1000] [--calls=20000] [--latency=1.0] [--faults=0.05]
 
-The real sessions, cache, lanes and account book over real HTTP to a stand-in for a search API and a reader, in a
-process of its own, which answers after `latency` seconds and fails a share of the calls.  No two calls are the
-same, so nothing is cached.  The ideal is that all sessions always wait for an answer and for nothing else.  Prints
-the figures beside their bars and exits with 1 when one is missed.  See README.md.
+The real sessions, cache, lanes and account book over real HTTP to a stand-in for a search API and a reader,
+in a process of its own, which answers after `latency` seconds and fails a share of the calls.  No two calls
+are the same, so nothing is cached.  The ideal is that all sessions always wait for an answer and for nothing
+else.  Prints the figures beside their bars and exits with 1 when one is missed.  See README.md.
 """
 
 from __future__ import annotations

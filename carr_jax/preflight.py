@@ -157,7 +157,8 @@ _MAY_CHANGE = set(
     "judge.price_prompt judge.price_cached judge.price_completion search.web.search_url search.web.search_keys "
     "search.web.search_rate search.web.reader_url search.web.reader_keys search.web.read_rate "
     "search.web.concurrency search.web.request_s search.web.attempts search.web.outage_s search.web.search_usd "
-    "search.web.page_usd search.web.budget_usd search.cache.mode search.cache.path search.server.url search.server.token "
+    "search.web.page_usd search.web.budget_usd search.cache.mode search.cache.path "
+    "search.server.url search.server.token "
     "search.server.request_s search.server.attempts rollout.servers rollout.weights_folder "
     "rollout.push rollout.request_s rollout.token_s rollout.health_s serve.python serve.host serve.port "
     "serve.tensor serve.expert serve.memory_fraction serve.max_running serve.ready_s".split()

@@ -30,7 +30,7 @@ def search_section() -> dict:
             outage_s=600.0,  # seconds that calls wait for a service that fails them all; 0 = they fail at once
             search_usd=0.0,  # price of a search in US dollars,
             page_usd=0.0,  # and of a page by the reader
-            budget_usd=0.0,  # most that searches and pages of a run may cost; then it saves and stops; 0 = no limit
+            budget_usd=0.0,  # most that searches and pages of a run may cost; then it saves and stops; 0 = any
             page_bytes=5_000_000,  # largest document that we fetch
             ports=(80, 443),  # ports that pages may be fetched from
             private_hosts=(),  # hosts that may be private, by name: for laboratories, never on the open web

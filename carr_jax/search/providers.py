@@ -1,4 +1,4 @@
-"""Search engines behind an API: Serper and SerpApi.  What they answer is data of strangers, and read as such."""
+"""Search engines behind an API, Serper and SerpApi.  What they answer is written by strangers, and read so."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Searcher:
 
 
 def read_results(answer: Answer) -> list[Hit]:
-    """The organic results of either API; rows that are none are left out.  Raises ValueError for no JSON object."""
+    """The organic results of either API; rows that are none are left out.  Raises ValueError."""
     reply = json.loads(answer.body)
     if not isinstance(reply, dict):
         raise ValueError("no object")

@@ -1,4 +1,4 @@
-"""Where pages come from: a reader service that fetches and cleans them (Jina), or our own fetcher and workers."""
+"""Where pages come from: a reader service that fetches and cleans them (Jina), or our own fetcher."""
 
 from __future__ import annotations
 

@@ -1,14 +1,13 @@
-"""The open web as a source of sessions: a search engine, a reader of pages, and what is remembered of both.
+"""The open web as a source of sessions: a search engine, a reader, and what is remembered of both.
 
-Between a session and the web stand, from the outside in: what is withheld (by question, so never remembered), the
-cache, one call in the air for all who ask the same, and the limits of the service.
+Between a session and the web stand, from the outside in: what is withheld (by question, so never remembered),
+the cache, one call in the air for all who ask the same, and the limits of the service.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import hashlib
 import json
 import logging
@@ -35,6 +34,7 @@ from carr_jax.search.service import Address, Service
 from carr_jax.search.workers import Workers
 
 _FORMAT = 1  # of what is remembered
+_LONG = 50_000  # characters that are looked through in a thread, not between two callbacks
 
 log = logging.getLogger(__name__)
 
@@ -141,7 +141,9 @@ class WebTools:
         query = " ".join(query.split())
 
         async def ask() -> tuple[str, Any]:
-            return "search", [dataclasses.astuple(h) for h in await self._searcher.search(query, num)]
+            return "search", [
+                (h.url, h.title, h.snippet, h.date) for h in await self._searcher.search(query, num)
+            ]
 
         parts = ["search", self._options.provider, query, num]
         return [Hit(*row) for row in await self._answer(f"search {query!r}", parts, ask)]
@@ -152,7 +154,8 @@ class WebTools:
         by = "own" if self._options.reading is None else "reader"  # at whatever address
 
         async def ask() -> tuple[str, Any]:
-            return "page", dataclasses.astuple(await self._reader.page(url))
+            page = await self._reader.page(url)
+            return "page", (page.url, page.title, page.text)
 
         return Page(*await self._answer(f"open {url!r}", ["page", by, url.partition("#")[0]], ask))
 
@@ -205,12 +208,12 @@ class _Guarded:
     async def page(self, url: str) -> Page:
         page = await self.web.page(url)
         text = f"{page.title} {page.text}"
-        if self._holds_back(url, "", "pages") or await asyncio.to_thread(
-            self._holds_back,
-            page.url,
-            text,
-            "pages",  # a long page takes long
-        ):
+        held_back = self._holds_back(url, "", "pages")
+        if not held_back and len(text) < _LONG:
+            held_back = self._holds_back(page.url, text, "pages")
+        elif not held_back:
+            held_back = await asyncio.to_thread(self._holds_back, page.url, text, "pages")
+        if held_back:
             raise missing("withheld")
         return page
 
