@@ -2,6 +2,7 @@
 # make test    run the test suite               make lint    ruff
 # make venv    only make the environment        make clean   remove it and the demo run
 # make test-sglang  the engine's contract against a real SGLang server on this CPU (installs 3 GB, once)
+# make test-llm-server  the judge against a real small model behind a real server (installs 200 MB, once)
 # make plans   compile the large training steps for TPUs that are not there, and write docs/plans.md
 
 PYTHON ?= python3
@@ -10,7 +11,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 RUN ?= runs/tiny
 
-.PHONY: venv venv-sglang demo test test-slow test-sglang lint sft plans clean
+.PHONY: venv venv-sglang venv-llm demo test test-slow test-sglang test-llm-server lint sft plans clean
 
 venv: $(STAMP)
 
@@ -44,6 +45,20 @@ $(SGLANG_STAMP): constraints-sglang.txt
 
 test-sglang: $(STAMP) $(SGLANG_STAMP)
 	$(BIN)/python tests/rollout/real_sglang.py $(SGLANG)/bin/python
+
+# llama.cpp and a small model for it, in their own environment, where the test looks for them.
+LLM := .venv-llm
+LLM_STAMP := $(LLM)/.installed
+
+venv-llm: $(LLM_STAMP)
+
+$(LLM_STAMP): constraints-llm.txt
+	@test -x $(LLM)/bin/python || $(PYTHON) -m venv $(LLM)
+	$(LLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r constraints-llm.txt
+	@touch $(LLM_STAMP)
+
+test-llm-server: $(STAMP) $(LLM_STAMP)
+	$(BIN)/python -m pytest -m slow -s tests/rewards/test_real_judge.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

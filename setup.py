@@ -15,6 +15,7 @@ CORE = [
     "absl-py>=2.1",
     "numpy>=2.0",
     "ml_dtypes>=0.5",
+    "orjson>=3.10",  # the ids of long contexts, many times a second
     "tantivy>=0.25",
     "rich>=13",
     "matplotlib>=3.9",

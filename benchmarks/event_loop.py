@@ -53,15 +53,23 @@ def pages(count: int = 400, characters: int = 10_000) -> list[Page]:
     ]
 
 
-def script(chat: Chat, turns: int, seconds: float) -> dict:
-    """What the pretended server samples: searches and opened pages in turn, then an answer."""
-    search = render_turn(
-        "I look for it. " * 20, "", [ToolCall("browser.search", {"query": "stone mason", "num": 10})]
-    )
-    opened = render_turn("This one. " * 20, "", [ToolCall("browser.open", {"id": 0})])
-    texts = [search, opened] * (turns // 2) + [render_turn("Now I know.", "## Exact Answer\nA dove.")]
+def script(chat: Chat, found: list[Page], turns: int, seconds: float) -> dict:
+    """What the pretended server samples: searches and opened pages in turn, then an answer; 64 such stories."""
+    rng = random.Random(1)
+
+    def search() -> str:
+        words = " ".join(rng.choices(WORDS, k=3)) + " " + rng.choice(found).title
+        return render_turn(
+            "I look for it. " * 20, "", [ToolCall("browser.search", {"query": words, "num": 10})]
+        )
+
+    def opened() -> str:
+        return render_turn("This one. " * 20, "", [ToolCall("browser.open", {"id": rng.randrange(10)})])
+
+    answer = render_turn("Now I know.", "## Exact Answer\nA dove.")
+    stories = [[f() for _ in range(turns // 2) for f in (search, opened)] + [answer] for _ in range(64)]
     return {
-        "turns": [chat.turn_ids(text) for text in texts],
+        "stories": [[chat.turn_ids(text) for text in story] for story in stories],
         "seconds": seconds,
         "context": CONTEXT,
         "seed": 0,
@@ -135,7 +143,7 @@ def main() -> None:
         folder = Path(name)
         model = dataclasses.replace(PRESETS["tiny"], vocab_size=chat.tokenizer.vocab_size)
         (folder / "config.json").write_text(json.dumps(to_hf_config(model)))
-        (folder / "script.json").write_text(json.dumps(script(chat, args.turns, args.seconds)))
+        (folder / "script.json").write_text(json.dumps(script(chat, found, args.turns, args.seconds)))
         server = subprocess.Popen(
             [sys.executable, Path(__file__).with_name("pretended_server.py"), folder / "script.json"],
             stdout=subprocess.PIPE,

@@ -2,14 +2,15 @@
 
     python benchmarks/pretended_server.py FILE.json      prints its port
 
-The file says what it samples: {"turns": [[ids], ...], "seconds": mean of a turn, "context": tokens, "seed": 0}.
-Each turn of an episode is the next of the list.  It reads of a request only what it needs, so that it never is
-what a measurement waits for.
+The file says what it samples: {"stories": [[[ids], ...], ...], "seconds": mean of a turn, "context": tokens,
+"seed": 0}.  Each turn of an episode is the next of its story; the stories go round.  It reads of a request only
+what it needs, so that it never is what a measurement waits for.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import random
 import re
@@ -26,7 +27,8 @@ class PretendedServer:
     """`script` is the content of the file."""
 
     def __init__(self, script: dict) -> None:
-        self.script, self.turns = script, Counter()
+        self.script, self.turns, self.stories = script, Counter(), itertools.cycle(script["stories"])
+        self.story: dict[bytes, list[list[int]]] = {}
         self.random = random.Random(script["seed"])
         self.weights = "default"
 
@@ -63,7 +65,9 @@ class PretendedServer:
             ids = json.loads(raw)["input_ids"]
             return web.json_response(self.answer([0], {"input_token_logprobs": [[0.0, i] for i in ids]}))
         session = _RID.search(raw)[1]
-        turn = self.script["turns"][self.turns[session]]
+        if session not in self.story:
+            self.story[session] = next(self.stories)
+        turn = self.story[session][self.turns[session]]
         self.turns[session] += 1
         await asyncio.sleep(self.random.expovariate(1 / self.script["seconds"]))
         return web.json_response(self.answer(turn, {}))

@@ -87,7 +87,7 @@ async def _sample(engine: Engine, prompt: Sequence[int], sampling: Sampling) -> 
         for turn in range(TURNS):
             if turn:
                 buffer.append_context(prompt)
-            generation = await engine.generate(tuple(buffer.ids), sampling, session)
+            generation = await engine.generate(buffer.ids[:], sampling, session)
             check_generation(generation, sampling)
             buffer.append_sampled(generation)
     finally:

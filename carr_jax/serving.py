@@ -8,8 +8,9 @@ import hmac
 import ipaddress
 import json
 import signal
+import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
 from aiohttp import web
@@ -75,7 +76,47 @@ def guard(token: str) -> Callable:
     return guarded
 
 
-async def body(request: web.Request) -> Any:
+def route(
+    desk: Desk,
+    seconds: float,
+    most_bytes: int,
+    work: Callable[[Any], Awaitable[web.Response]],
+    late: Callable[[], web.Response],
+) -> Callable[[web.Request], Awaitable[web.Response]]:
+    """A POST route: `work` answers the JSON of a request when its turn comes, `late` when that takes too long.
+
+    `work` may raise Refused (503) and InputError (400).
+    """
+
+    async def handle(request: web.Request) -> web.Response:
+        start = time.monotonic()
+        response = await answer(request)
+        desk.counts[f'requests_total{{path="{request.path}",status="{response.status}"}}'] += 1
+        desk.counts["seconds_total"] += time.monotonic() - start
+        return response
+
+    async def answer(request: web.Request) -> web.Response:
+        try:
+            async with asyncio.timeout(seconds), desk.turn():
+                return await work(await _body(request))
+        except Refused as problem:
+            return busy(str(problem))
+        except web.HTTPRequestEntityTooLarge:
+            return web.json_response(error(f"more than {most_bytes} bytes"), status=413)
+        except InputError as problem:
+            return web.json_response(error(str(problem)), status=400)
+        except TimeoutError:
+            return late()
+
+    return handle
+
+
+def busy(reason: str) -> web.Response:
+    """503: the same request may succeed later."""
+    return web.json_response(error(reason), status=503, headers=RETRY)
+
+
+async def _body(request: web.Request) -> Any:
     """The request's JSON.  Raises InputError for anything else, NaN included."""
     try:
         return json.loads(await request.read(), parse_constant=_no_number)

@@ -60,37 +60,24 @@ def load_task(config: ConfigDict, split: str) -> Task:
 
 def make_tools(config: ConfigDict, pages: tuple[Page, ...]) -> Tools:
     """What `config.search` lets the agent reach."""
-    search = config.search
-    limits = Limits(**{f.name: search[f.name] for f in dataclasses.fields(Limits)})
-    match config.search.source:
+    search, server = config.search, config.search.server
+    shown = dict(
+        snippet_chars=search.snippet_chars,
+        limits=Limits(**{f.name: search[f.name] for f in dataclasses.fields(Limits)}),
+    )
+    patience = dict(request_s=server.request_s, attempts=server.attempts)
+    match search.source:
         case "web":
-            return WebTools(web_options(config), os.environ, limits)
+            return WebTools(web_options(config), os.environ, shown["limits"])
         case "corpus" if search.index.path:
-            model = config.search.index.dense_model
-            return Index(
-                config.search.index.path,
-                snippet_chars=config.search.snippet_chars,
-                limits=limits,
-                dense_model=model,
-            )
+            return Index(search.index.path, dense_model=search.index.dense_model, **shown)
         case "corpus":
-            return Corpus(pages, snippet_chars=config.search.snippet_chars, limits=limits)
+            return Corpus(pages, **shown)
         case "server":
-            return RemoteTools(
-                config.search.server.url,
-                os.environ.get(config.search.server.token, ""),
-                config.search.server.request_s,
-                config.search.server.attempts,
-            )
+            return RemoteTools(server.url, os.environ.get(server.token, ""), **patience)
         case "retrieval":
-            return Retrieval(
-                config.search.server.url,
-                snippet_chars=config.search.snippet_chars,
-                limits=limits,
-                request_s=config.search.server.request_s,
-                attempts=config.search.server.attempts,
-            )
-    raise InputError(f"config.search.source={config.search.source!r} is unknown")
+            return Retrieval(server.url, **shown, **patience)
+    raise InputError(f"config.search.source={search.source!r} is unknown")
 
 
 def web_options(config: ConfigDict) -> WebOptions:

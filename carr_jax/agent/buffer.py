@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -13,17 +14,20 @@ from carr_jax.records import End, Generation, Trajectory, Turn
 
 @dataclass
 class Buffer:
-    """Parallel lists of ids, mask, log-probs and versions, as in `Trajectory`; turns and routes so far.
+    """Parallel ids, mask, log-probs and versions, as in `Trajectory`; turns and routes so far.
+
+    They are arrays and not lists: a thousand long lists would cost gigabytes, and the garbage collector, which
+    looks through lists, half a second at a time.
 
     What the engine sampled goes in with mask 1, all else with mask 0; nothing is ever changed or removed.
     `mark` remembers the place from which an interrupted episode can go on.
     """
 
     prompt_length: int
-    ids: list[int]
-    mask: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
+    ids: array[int] = field(default_factory=lambda: array("i"))
+    mask: array[int] = field(default_factory=lambda: array("b"))
+    logprobs: array[float] = field(default_factory=lambda: array("f"))
+    versions: array[int] = field(default_factory=lambda: array("i"))
     turns: list[Turn] = field(default_factory=list)
     routes: Routes = field(default_factory=Routes)
     marked: tuple[int, int] = (0, 0)  # tokens and turns
@@ -31,7 +35,7 @@ class Buffer:
     @classmethod
     def of_prompt(cls, ids: Sequence[int]) -> Buffer:
         """A buffer with nothing but the prompt."""
-        buffer = cls(len(ids), [])
+        buffer = cls(len(ids))
         buffer.append_context(ids)
         buffer.mark()
         return buffer
@@ -39,9 +43,8 @@ class Buffer:
     @classmethod
     def of_trajectory(cls, t: Trajectory) -> Buffer:
         """The buffer that `unfinished` was taken from."""
-        arrays = (t.ids, t.mask, t.logprobs, t.versions)
-        lists = (a.tolist() for a in arrays)
-        buffer = cls(t.prompt_length, *lists, list(t.turns), Routes.of(t.routes))
+        buffer = cls(t.prompt_length, turns=list(t.turns), routes=Routes.of(t.routes))
+        buffer._extend(t.ids, t.mask, t.logprobs, t.versions)
         buffer.mark()
         return buffer
 
@@ -53,18 +56,18 @@ class Buffer:
 
     def append_context(self, ids: Sequence[int]) -> None:
         """Add tokens that nobody sampled."""
-        self.ids += ids
-        self.mask += [0] * len(ids)
-        self.logprobs += [0.0] * len(ids)
-        self.versions += [-1] * len(ids)
+        count = len(ids)
+        self._extend(ids, [0] * count, [0.0] * count, [-1] * count)
 
     def append_sampled(self, generation: Generation) -> None:
         """Add what the engine sampled, as it came."""
-        self.ids += generation.ids
-        self.mask += [1] * len(generation.ids)
-        self.logprobs += generation.logprobs
-        self.versions += generation.versions
+        count = len(generation.ids)
+        self._extend(generation.ids, [1] * count, generation.logprobs, generation.versions)
         self.routes.extend(generation.routes, len(self.ids))
+
+    def _extend(self, *columns: Sequence) -> None:
+        for kept, new in zip((self.ids, self.mask, self.logprobs, self.versions), columns, strict=True):
+            kept.extend(new)
 
     def mark(self) -> None:
         """All turns so far are complete, their observations included."""

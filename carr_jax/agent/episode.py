@@ -20,6 +20,8 @@ from carr_jax.agent.parser import ParsedTurn, parse_turn
 from carr_jax.agent.tools import SearchSession, run_call
 from carr_jax.records import End, Generation, Question, Sampling, ToolCall, Trajectory, Turn
 
+_LONG = 2_000  # characters of an observation that take about a millisecond to tokenise
+
 log = logging.getLogger(__name__)
 
 
@@ -121,7 +123,7 @@ class _Episode:
         seed = turn_seed(self.key, len(self.buffer.turns))
         sampling = Sampling(max_tokens, self.chat.tokenizer.stop_ids, self.temperature, seed)
         try:
-            generation = await self.engine.generate(tuple(self.buffer.ids), sampling, self.key)
+            generation = await self.engine.generate(self.buffer.ids[:], sampling, self.key)
             check_generation(generation, sampling)
             return generation
         except Exception:
@@ -170,11 +172,16 @@ class _Episode:
                 end = End.TOOL_ERROR
                 break
         self.buffer.turns[-1] = replace(self.buffer.turns[-1], calls=(*done, *calls[len(done) :]))
-        return end or self._observe([call.result.output for call in done])
+        return end or await self._observe([call.result.output for call in done])
 
-    def _observe(self, outputs: Sequence[str]) -> End | None:
-        """Append what the tools said; an observation that leaves no room for a token more is not appended."""
-        ids = self.chat.observation_ids(outputs)
+    async def _observe(self, outputs: Sequence[str]) -> End | None:
+        """Append what the tools said; an observation that leaves no room for a token more is not appended.
+
+        A long one is tokenised in a thread: all other episodes would wait for the milliseconds that it takes.
+        """
+        encode = self.chat.observation_ids
+        long = sum(map(len, outputs)) > _LONG
+        ids = await asyncio.to_thread(encode, outputs) if long else encode(outputs)
         if len(self.buffer.ids) + len(ids) >= self.budgets.context:
             return End.CONTEXT_BUDGET
         self.buffer.append_context(ids)

@@ -7,7 +7,8 @@ class CallError(Exception):
     """A call that gave no answer.  `kind` is short and stable, for counting; the text never holds a key.
 
     `retry` says whether the same call may succeed later, `retry_after` how many seconds the server asks to
-    wait, and `billed` whether the provider may charge for it all the same.
+    wait, `billed` whether the provider may charge for it all the same, and `said` is what the server itself
+    said.
     """
 
     def __init__(
@@ -18,9 +19,10 @@ class CallError(Exception):
         retry: bool = False,
         retry_after: float | None = None,
         billed: bool = False,
+        said: str = "",
     ) -> None:
         super().__init__(f"{kind}: {text}")
-        self.kind, self.retry, self.retry_after, self.billed = kind, retry, retry_after, billed
+        self.kind, self.retry, self.retry_after, self.billed, self.said = kind, retry, retry_after, billed, said
 
 
 class CannotGoOn(Exception):

@@ -49,6 +49,12 @@ class Asked:
             latency_s=self.latency_s + reply.latency_s,
         )
 
+    def shared(self) -> Asked:
+        """The same for another caller, who paid nothing."""
+        return dataclasses.replace(
+            self, calls=0, invalid=0, tokens=0, cost_usd=0.0, latency_s=0.0, cached=self.value is not None
+        )
+
 
 async def ask(
     client: ChatClient,
@@ -61,12 +67,31 @@ async def ask(
 ) -> Asked:
     """The value that `read` finds in a reply, from the cache or after at most `tries` replies.
 
-    `read` raises Unusable.  A reply that could be used is kept under the first request.  Raises CannotGoOn when
-    the budget is spent, no key is left, or nothing is recorded where only records are replayed.
+    `read` raises Unusable.  Who asks the same meanwhile waits for this answer, as it was read here; for him it
+    is as if it came from the cache.  A reply that could be used is kept under the first request.
+
+    Raises CannotGoOn when the budget is spent, no key is left, or nothing is recorded where only records are
+    replayed.
     """
     key = request.key(client.model)
-    if (known := await _recorded(cache, key, read)) is not None:
-        return known
+
+    async def answer() -> Asked:
+        known = await _recorded(cache, key, read)
+        return known or await _answered(client, cache, request, read, purpose, tries)
+
+    asked, mine = await client.flights.join(key, answer)
+    return asked if mine else asked.shared()
+
+
+async def _answered(
+    client: ChatClient,
+    cache: ReplyCache,
+    request: Request,
+    read: Callable[[Reply], Any],
+    purpose: str,
+    tries: int,
+) -> Asked:
+    """What the model says, which is kept when it could be used."""
     asked = Asked(None)
     for attempt in range(tries):
         try:
@@ -78,7 +103,7 @@ async def ask(
         except Unusable as error:
             asked = dataclasses.replace(asked, invalid=asked.invalid + 1, reason=str(error))
             continue
-        await asyncio.to_thread(cache.put, key, reply)
+        await asyncio.to_thread(cache.put, request.key(client.model), reply)
         return dataclasses.replace(asked, value=value, reason="", from_reasoning=is_from_reasoning(reply))
     return asked
 

@@ -11,10 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from carr_jax.calls.errors import CallError
+from carr_jax.calls.flights import Flights
 from carr_jax.calls.http import Answer, exchange, open_http, retry_after
 from carr_jax.calls.lanes import Lane, Lanes
 from carr_jax.calls.ledger import Ledger
@@ -26,11 +29,14 @@ _LARGEST = 8 << 20  # bytes of an answer
 _MORE_ROOM = 4  # times the tokens, for a reply that was cut off
 _FORGIVEN = 2  # times in a row that a key which has worked may be forbidden something
 
+log = logging.getLogger(__name__)
+
 
 class ChatClient:
     """Asks `model` at the endpoints, each by the name it has there; open as an async context.
 
     Keys are read from `environment` by the names that the endpoints give.  Money is entered in `ledger`.
+    `flights` are for those who may share an answer, see `ask`; `complete` itself is one call for each caller.
     """
 
     def __init__(
@@ -43,6 +49,7 @@ class ChatClient:
         timing: Timing = Timing(),
     ) -> None:
         self.model, self.ledger = model, ledger
+        self.flights: Flights[Any] = Flights()
         self._options, self._timing = options, timing
         self._lanes = Lanes([_Place(e) for e in endpoints], environment, options, timing)
 
@@ -78,11 +85,11 @@ class ChatClient:
                 reply = await self._paid(lane, request, dialect, purpose)
             except CallError as error:
                 refused = error.kind == "refused"
-                dialect = dialect.after(str(error), request.schema is not None) if refused else None
+                dialect = dialect.after(error.said, request.schema is not None) if refused else None
                 if dialect is None:
                     raise
             else:
-                lane.place.dialect = dialect
+                lane.place.takes(dialect)
                 return reply
 
     async def _paid(self, lane: Lane, request: Request, dialect: Dialect, purpose: str) -> Reply:
@@ -98,7 +105,8 @@ class ChatClient:
                     self.ledger.record(f"{purpose} (no reply)", self.model, lost)
                 raise
             cost = self.ledger.record(purpose, self.model, reply)
-            return dataclasses.replace(reply, cost_usd=cost, latency_s=self._timing.clock() - start)
+            took = self._timing.clock() - start
+            return dataclasses.replace(reply, cost_usd=cost, latency_s=took, dialect=str(dialect))
 
     async def _post(self, lane: Lane, request: Request, dialect: Dialect) -> bytes:
         """The body of a successful answer.  Raises CallError."""
@@ -138,7 +146,7 @@ class ChatClient:
         if status in (408, 429) or status >= 500:
             wait = retry_after(answer.headers.get("Retry-After"), self._timing.now())
             return CallError("busy" if status == 429 else "server", text, retry=True, retry_after=wait)
-        return CallError("refused", text)
+        return CallError("refused", text, said=said)
 
 
 @dataclass(eq=False)
@@ -155,6 +163,12 @@ class _Place:
     @property
     def key_names(self) -> tuple[str, ...]:
         return self.endpoint.key_names
+
+    def takes(self, dialect: Dialect) -> None:
+        """It answered when it was asked so."""
+        if dialect != self.dialect:
+            log.warning("%s: from now on asked with %s", self.url, dialect)
+        self.dialect = dialect
 
 
 def _after(first: Reply, second: Reply) -> Reply:

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -50,7 +51,8 @@ class Reply:
 
     `finish` is the provider's reason to stop, "empty" when there was no message at all.  `refusal` is what it
     said instead of an answer.  `cached_tokens` of the `prompt_tokens` came from the provider's prefix cache.
-    A reply from our own cache (`cached`) has cost and latency 0, and keeps its tokens.
+    A reply from our own cache (`cached`) has cost and latency 0, and keeps its tokens.  `dialect` says how the
+    endpoint was asked.
     """
 
     text: str
@@ -64,33 +66,54 @@ class Reply:
     cost_usd: float = 0.0
     latency_s: float = 0.0
     cached: bool = False
+    dialect: str = ""
 
 
 # ------------------------------------------------------------------------------------------------- the request
 
 
+_SAMPLING = ("temperature", "seed")
+_FIELD = re.compile(r"(?<![\w-])(?:max_completion_tokens|response_format|temperature|seed)(?![\w-])")
+
+
 @dataclass(frozen=True)
 class Dialect:
-    """How an endpoint wants to be asked, as far as that has been found out."""
+    """How an endpoint wants to be asked, as far as that has been found out; `str` says it in a few words.
+
+    It is no part of `Request.key`: a run finds its replies again before it meets any endpoint, and a model that
+    takes no temperature has but one.  How a reply was asked for stands in `Reply.dialect`.
+    """
 
     response_format: str = "json_schema"
     limit: str = "max_tokens"  # the name of that field
+    sampling: tuple[str, ...] = _SAMPLING  # the fields that are sent of it
+
+    def __str__(self) -> str:
+        unsent = (f"no {name}" for name in _SAMPLING if name not in self.sampling)
+        return ", ".join((self.response_format, self.limit, *unsent))
 
     def after(self, refusal: str, structured: bool) -> Dialect | None:
-        """What to try when a request was refused with these words; None when nothing is left to try."""
-        if self.limit == "max_tokens" and "max_completion_tokens" in refusal:
+        """What to try when a request was refused with these words; None when nothing is left to try.
+
+        A field that is named is left out, simplified, or called by its other name; when none is, the form of
+        the reply is simplified.
+        """
+        named = set(_FIELD.findall(refusal))
+        if self.limit == "max_tokens" and "max_completion_tokens" in named:
             return dataclasses.replace(self, limit="max_completion_tokens")
         simpler = {"json_schema": "json_object", "json_object": "text"}.get(self.response_format)
+        fewer = tuple(name for name in self.sampling if name not in named)
+        if fewer != self.sampling and not (structured and simpler and "response_format" in named):
+            return dataclasses.replace(self, sampling=fewer)
         return dataclasses.replace(self, response_format=simpler) if structured and simpler else None
 
 
 def request_body(request: Request, model: str, dialect: Dialect) -> dict[str, Any]:
-    """The JSON of one call, with sampling pinned: a provider's defaults are not known and change."""
+    """The JSON of one call, with sampling pinned as far as it can be: defaults are not known and change."""
     body: dict[str, Any] = {
         "model": model,
         "messages": [{"role": role, "content": text} for role, text in request.messages],
-        "temperature": request.temperature,
-        "seed": request.seed,
+        **{name: getattr(request, name) for name in dialect.sampling},
         dialect.limit: request.max_tokens,
         "stream": False,
     }

@@ -24,6 +24,7 @@ _CARD = (
     "font:14px/1.55 system-ui,sans-serif;color:#1a1f24;background:#ffffff;border:1px solid #e1e5e9;"
     "border-radius:10px;padding:14px 18px;margin:8px 0;max-width:860px"
 )
+_ROW = "display:grid;grid-template-columns:108px 1fr;column-gap:12px;align-items:baseline;margin-top:9px"
 _CHIP = "display:inline-block;min-width:92px;text-align:center;font-size:12px;border-radius:5px;padding:1px 8px"
 _SOFT = "color:#57606a;font-size:13px"
 
@@ -82,7 +83,7 @@ def _rubric_row(rubric: RubricScore, names: Mapping[str, str | None]) -> str:
     chip = f'<span style="{_CHIP};background:{STATE_COLORS[state]};color:{_INK[state]}">{state}</span>'
     text = highlighted(rubric.filled or rubric.rubric, list(filled_names(rubric).values()))
     return (
-        f'<div style="display:grid;grid-template-columns:118px 1fr;align-items:baseline;margin-top:9px">{chip}'
+        f'<div style="{_ROW}">{chip}'
         f'<span>{text}<br><span style="{_SOFT}">{html.escape(why(rubric, names))}</span></span></div>'
     )
 

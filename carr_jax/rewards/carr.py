@@ -70,12 +70,22 @@ def rubric_scores(
     return tuple(scores)
 
 
-def rubric_reward(scores: Sequence[RubricScore], mix: str = "carr_paper") -> float:
-    """R_r = connected / m; supported / m when connectivity is ablated; 0 without rubrics."""
-    if not scores:
+def rubric_reward(question: Question, supported: Sequence[bool], mix: str = "carr_paper") -> float:
+    """R_r = connected / m, or what an ablation of step 3 puts in its place; 0 without rubrics.
+
+    Whatever the mix, one more supported rubric never lowers it: `most_possible` rests on that.
+    """
+    if not question.rubrics:
         return 0.0
-    counted = (s.supported if mix == "carr_no_connectivity" else s.connected for s in scores)
-    return sum(counted) / len(scores)
+    entities = [rubric.entities for rubric in question.rubrics]
+    if mix == "carr_no_connectivity":
+        return sum(supported) / len(entities)
+    if mix == "carr_component_size":
+        return sum(rubrics.component_credits(entities, supported)) / len(entities)
+    if mix == "carr_depth_weighted":
+        full = sum(rubrics.depth_credits(entities, [True] * len(entities)))
+        return sum(rubrics.depth_credits(entities, supported)) / full if full else 0.0
+    return sum(rubrics.connected(entities, supported)) / len(entities)
 
 
 def most_possible(
@@ -89,7 +99,7 @@ def most_possible(
     if not pages:
         return 0.0
     flags = support_flags(question, names, dict.fromkeys(indices, True))
-    return rubric_reward(rubric_scores(question, names, flags), mix)
+    return rubric_reward(question, flags, mix)
 
 
 # -------------------------------------------------------------------------------------------------- judging
@@ -232,8 +242,9 @@ async def judge_support(
     flags = valid_flags(verdict, named.indices)
     if flags is None:
         return Rubrics(None if named.most else 0.0, (), verdicts, reason=_why("support", verdict))
-    scores = rubric_scores(question, named.names, support_flags(question, named.names, flags))
-    return Rubrics(rubric_reward(scores, mix), scores, verdicts)
+    supported = support_flags(question, named.names, flags)
+    scores = rubric_scores(question, named.names, supported)
+    return Rubrics(rubric_reward(question, supported, mix), scores, verdicts)
 
 
 async def judge_rubrics(

@@ -41,7 +41,8 @@ class Judge(Protocol):
         ...
 
 
-_NOBODY = frozenset(("", "null", "none", "unknown", "n/a"))
+# The dots are how the prompt shows where a name goes: small models copy them.
+_NOBODY = frozenset(("", "null", "none", "unknown", "n/a", "...", "…"))
 
 
 def stated_name(value: Any) -> str | None:

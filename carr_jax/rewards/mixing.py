@@ -14,10 +14,19 @@ MODES = (
     "carr_all_rollouts",
     "carr_no_identification",
     "carr_no_connectivity",
+    "carr_component_size",
+    "carr_depth_weighted",
     "grpo",
     "e_grpo",
 )
-OF_MAXIMUM = ("carr_paper", "carr_no_identification", "carr_no_connectivity")  # right ones, by the group's best
+# Right ones earn, by the group's best; they differ in how R_r is computed (`carr.rubric_reward`).
+OF_MAXIMUM = (
+    "carr_paper",
+    "carr_no_identification",
+    "carr_no_connectivity",
+    "carr_component_size",
+    "carr_depth_weighted",
+)
 
 
 def share_of_maximum(values: np.ndarray) -> np.ndarray:
@@ -56,9 +65,8 @@ def mix_rewards(
     is ignored); `rubrics` is NaN where the rubrics were not judged because they cannot change a reward: in the
     modes of `OF_MAXIMUM` a wrong answer that cannot be the group's best.
     `known` and `failed` are bool [G]; failed means a format error or over-length.  The maximum of the group
-    runs over all known samples, wrong ones included (CaRR eq. 14).  The two modes `carr_no_...` differ in how
-    R_r is computed, not in how it is mixed.  Raises ValueError for an unknown mode, shapes that differ, a value
-    outside [0, 1], or a rubric reward that is missing where the mode needs it.
+    runs over all known samples, wrong ones included (CaRR eq. 14).  Raises ValueError for an unknown
+    mode, shapes that differ, a value outside [0, 1], or a rubric reward that is missing where it is needed.
     """
     if mode not in MODES:
         raise ValueError(f"reward mix {mode!r} is not one of {', '.join(MODES)}")

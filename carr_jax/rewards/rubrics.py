@@ -39,10 +39,34 @@ def identified(rubric: Rubric, names: Mapping[str, str | None]) -> bool:
 
 
 def connected(entities: Sequence[Collection[str]], supported: Sequence[bool]) -> tuple[bool, ...]:
-    """Step 3: which supported rubrics are reachable from E0 in the graph of entities and supported rubrics.
+    """Step 3: which supported rubrics are reachable from E0 in the evidence graph.
 
-    `entities[i]` are the ids of rubric i.  Rubrics are the integer nodes, entities the string nodes.
+    `entities[i]` are the ids of rubric i.
     """
+    reachable = networkx.node_connected_component(_evidence(entities, supported), ANSWER)
+    return tuple(index in reachable for index in range(len(entities)))
+
+
+def component_credits(entities: Sequence[Collection[str]], supported: Sequence[bool]) -> tuple[float, ...]:
+    """Soft step 3: 1 for a rubric that `connected` holds for, else the share of all rubrics that hang together
+    with it (itself included), 0 when it is not supported.  Not of the paper."""
+    credits = [0.0] * len(entities)
+    for component in networkx.connected_components(_evidence(entities, supported)):
+        indices = [node for node in component if isinstance(node, int)]
+        for index in indices:
+            credits[index] = 1.0 if ANSWER in component else len(indices) / len(entities)
+    return tuple(credits)
+
+
+def depth_credits(entities: Sequence[Collection[str]], supported: Sequence[bool]) -> tuple[float, ...]:
+    """Step 3 by distance: half as much with each rubric that lies between a rubric and E0, 0 when it is not
+    reachable.  Not of the paper."""
+    steps = networkx.single_source_shortest_path_length(_evidence(entities, supported), ANSWER)
+    return tuple(0.5 ** (steps[i] // 2) if i in steps else 0.0 for i in range(len(entities)))
+
+
+def _evidence(entities: Sequence[Collection[str]], supported: Sequence[bool]) -> networkx.Graph:
+    """The graph of supported rubrics (integer nodes), their entities (string nodes), and E0."""
     graph = networkx.Graph()
     graph.add_node(ANSWER)
     graph.add_edges_from(
@@ -51,8 +75,7 @@ def connected(entities: Sequence[Collection[str]], supported: Sequence[bool]) ->
         if holds
         for entity in ids
     )
-    reachable = networkx.node_connected_component(graph, ANSWER)
-    return tuple(index in reachable for index in range(len(entities)))
+    return graph
 
 
 def comparison_holds(relation: str, first: str, second: str) -> bool:

@@ -11,8 +11,6 @@ body, so that clients of the reference, which expect numbers, ask again.  /evalu
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -20,10 +18,9 @@ from typing import Any
 from aiohttp import web
 
 from carr_jax.calls.errors import CannotGoOn
-from carr_jax.records import InputError
 from carr_jax.rewards import protocol
 from carr_jax.rewards.judge import Judge
-from carr_jax.serving import DESK, RETRY, Desk, Refused, body, error, exposition, guard, health
+from carr_jax.serving import DESK, RETRY, Desk, Refused, exposition, guard, health, route
 
 TOKEN_VARIABLE = "CARR_REWARD_TOKEN"
 
@@ -65,37 +62,28 @@ def _handler(
     desk: Desk,
     limits: Limits,
     read: Callable[[Any], Any],
-    work: Callable[..., Awaitable[protocol.Json]],
+    judge_it: Callable[..., Awaitable[protocol.Json]],
     judge: Judge,
     citations: str,
 ) -> Callable[[web.Request], Awaitable[web.Response]]:
     """A POST route: body to request, request to reply, and which status the reply has."""
 
-    async def handle(request: web.Request) -> web.Response:
-        start = time.monotonic()
-        response = await answer(request)
-        desk.counts[f'requests_total{{path="{request.path}",status="{response.status}"}}'] += 1
-        desk.counts["seconds_total"] += time.monotonic() - start
-        return response
-
-    async def answer(request: web.Request) -> web.Response:
+    async def work(request: Any) -> web.Response:
+        asked = read(request)
         try:
-            async with asyncio.timeout(limits.seconds), desk.turn():
-                asked = read(await body(request))
-                reply = await work(asked, judge, citations)
-        except (Refused, CannotGoOn) as problem:  # too busy, or the judge's budget or keys are at an end
-            return web.json_response(error(str(problem)), status=503, headers=RETRY)
-        except web.HTTPRequestEntityTooLarge:
-            return web.json_response(error(f"more than {limits.body_bytes} bytes"), status=413)
-        except InputError as problem:
-            return web.json_response(error(str(problem)), status=400)
-        except TimeoutError:
-            reply = protocol.timed_out(limits.seconds)
+            return answered(await judge_it(asked, judge, citations))
+        except CannotGoOn as problem:  # the judge's budget or keys are at an end
+            raise Refused(str(problem)) from problem
+
+    def answered(reply: protocol.Json) -> web.Response:
         _count(desk, reply)
         failed = reply["status"] == "unknown" and "samples" not in reply
         return web.json_response(reply, status=503 if failed else 200, headers=RETRY if failed else None)
 
-    return handle
+    def late() -> web.Response:
+        return answered(protocol.timed_out(limits.seconds))
+
+    return route(desk, limits.seconds, limits.body_bytes, work, late)
 
 
 def _count(desk: Desk, reply: protocol.Json) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import orjson
 
 from carr_jax.records import Sampling
 from carr_jax.rollout.engine import EngineError
@@ -62,10 +63,15 @@ class RouteShape:
     start: int = 0
 
 
+def json_text(body: Any) -> str:
+    """`body`, in which arrays may stand, as JSON: ten times as quick as `json` on long prefixes."""
+    return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY).decode()
+
+
 def request_body(
     ids: Sequence[int], sampling: Sampling, rid: str, seeded: bool, routes: RouteShape | None
 ) -> dict[str, Any]:
-    """The JSON of one /generate: everything that could change the distribution or the ids is said.
+    """What one /generate asks: everything that could change the distribution or the ids is said.
 
     Without stop ids the request ignores the model's own ones too; `ignore_eos` would also ignore those given.
     """
@@ -87,7 +93,7 @@ def request_body(
     )
     if seeded:
         params["sampling_seed"] = sampling.seed
-    body = dict(input_ids=list(ids), sampling_params=params, return_logprob=True, stream=False, rid=rid)
+    body = dict(input_ids=np.asarray(ids), sampling_params=params, return_logprob=True, stream=False, rid=rid)
     if routes is not None:
         body |= dict(return_routed_experts=True, routed_experts_start_len=routes.start)
     return body

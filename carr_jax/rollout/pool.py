@@ -169,11 +169,10 @@ class SGLangPool:
 
     def _turn(self, ids: Sequence[int], sampling: Sampling, session: str) -> Turn:
         """Check a call and make its record."""
-        array, vocab_size = np.asarray(ids, np.int64), self._model.vocab_size  # quick: prefixes are long
-        prefix = tuple(array.tolist())
+        prefix, vocab_size = np.array(ids, np.int64), self._model.vocab_size
         if not 0 < len(prefix) < self.context:
             raise EngineError(f"session {session}: prefix of {len(prefix)} ids, need 1..{self.context - 1}")
-        if array.min() < 0 or array.max() >= vocab_size:
+        if prefix.min() < 0 or prefix.max() >= vocab_size:
             raise EngineError(f"session {session}: ids outside the vocabulary of {vocab_size}")
         if session in self._turns:
             raise EngineError(f"session {session} already has a request in flight")
@@ -189,7 +188,7 @@ class SGLangPool:
             turn.finish = "abort"
             return
         turn.member, turn.rid = member, f"{self._id}-{next(self._numbers)}:{turn.session}"
-        began, pauses, tokens = self.fleet.weights.version, self._pauses, len(turn.so_far)
+        began, pauses, tokens = self.fleet.weights.version, self._pauses, turn.tokens
         member.load += tokens
         self.counters["requests"] += 1
         try:
@@ -303,7 +302,7 @@ class SGLangPool:
         self.counters["resumed_turns"] += resumed
         self.counters["tokens_kept"] += kept
         self.counters["generated"] += len(versions)
-        self.counters["prompt_tokens"] += len(turn.so_far) - len(versions)
+        self.counters["prompt_tokens"] += turn.tokens - len(versions)
         self.counters["cached_tokens"] += reply.cached_tokens
 
     # ------------------------------------------------------------------------------- helpers

@@ -22,6 +22,7 @@ from carr_jax.rollout.messages import (
     ServerUnreachable,
     error_message,
     json_object,
+    json_text,
     logprob_or_nan,
     parse_reply,
     request_body,
@@ -61,6 +62,7 @@ def open_http() -> aiohttp.ClientSession:
     Idle connections are given up before the server closes them, at 5 s in uvicorn (TS-17).
     """
     return aiohttp.ClientSession(
+        json_serialize=json_text,
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=_SHORT_S),
         trust_env=False,

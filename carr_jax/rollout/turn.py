@@ -21,7 +21,7 @@ class Turn:
     """
 
     session: str
-    prefix: tuple[int, ...]
+    prefix: np.ndarray  # int64 [tokens]
     sampling: Sampling
     first_row: int
     ids: list[int] = field(default_factory=list)
@@ -36,9 +36,14 @@ class Turn:
     rid: str = ""
 
     @property
-    def so_far(self) -> tuple[int, ...]:
-        """The prefix of the next attempt."""
-        return (*self.prefix, *self.ids)
+    def so_far(self) -> np.ndarray:
+        """The prefix of the next attempt, int64 [tokens]."""
+        return np.append(self.prefix, self.ids) if self.ids else self.prefix
+
+    @property
+    def tokens(self) -> int:
+        """Length of `so_far`."""
+        return len(self.prefix) + len(self.ids)
 
     @property
     def left(self) -> int:
@@ -63,7 +68,7 @@ class Turn:
         self.logprobs += reply.logprobs[:count]
         self.versions += versions
         if reply.routes is not None:
-            self.routes.append(reply.routes[: max(len(self.so_far) - 1 - self.rows, 0)])
+            self.routes.append(reply.routes[: max(self.tokens - 1 - self.rows, 0)])
 
     def end(self, finish: str) -> None:
         """Decide from a reply's finish reason whether the turn is over; `finish` stays empty when it goes on.

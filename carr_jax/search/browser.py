@@ -98,13 +98,9 @@ class _Opened:
 
 
 class Session:
-    """The browser of one episode: the addresses of the latest results, and the page opened last.
+    """The browser of one episode: the addresses of the latest results, and the page opened last."""
 
-    `question` is what the episode is about: what gives it away must not be shown.
-    """
-
-    def __init__(self, source: Source, limits: Limits = Limits(), question: str = "") -> None:
-        self.question = question
+    def __init__(self, source: Source, limits: Limits = Limits()) -> None:
         self._source, self._limits = source, limits
         self._results: tuple[str, ...] = ()
         self._opened: _Opened | None = None

@@ -6,11 +6,10 @@ there is a better one; `replay` asks nobody; `off` remembers nothing.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 import zlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,31 +73,3 @@ class AnswerCache:
     def close(self) -> None:
         if self._store is not None:
             self._store.close()
-
-
-class Flights:
-    """Calls in the air: who asks for what is already being asked gets the same answer.
-
-    A caller who leaves does not take the call along; it is paid, and others may wait.
-    """
-
-    def __init__(self) -> None:
-        self._tasks: dict[str, asyncio.Task] = {}
-
-    async def once(self, key: str, ask: Callable[[], Awaitable[Any]]) -> Any:
-        if (task := self._tasks.get(key)) is None:
-            task = self._tasks[key] = asyncio.ensure_future(ask())
-            task.add_done_callback(lambda done: self._landed(key, done))
-        return await asyncio.shield(task)
-
-    def _landed(self, key: str, task: asyncio.Task) -> None:
-        del self._tasks[key]
-        if not task.cancelled():
-            task.exception()  # looked at, though everybody may have left
-
-    async def close(self) -> None:
-        """Cancel what is in the air."""
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

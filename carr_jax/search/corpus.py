@@ -46,7 +46,7 @@ class Corpus:
 
     def session(self, question: str = "") -> Session:
         """A fresh browser for one episode; a fixed set of pages has nothing to withhold."""
-        return Session(self, self.limits, question)
+        return Session(self, self.limits)
 
 
 def _unique_by_url(pages: Sequence[Page]) -> dict[str, Page]:

@@ -96,7 +96,7 @@ class Index:
 
     def session(self, question: str = "") -> Session:
         """A fresh browser for one episode; a fixed set of pages has nothing to withhold."""
-        return Session(self, self.limits, question)
+        return Session(self, self.limits)
 
     async def _threaded(self, work: Any, *arguments: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)

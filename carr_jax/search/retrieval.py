@@ -53,7 +53,7 @@ class Retrieval:
 
     def session(self, question: str = "") -> Session:
         """A fresh browser for one episode; the documents are a fixed set, with nothing to withhold."""
-        return Session(self, self.limits, question)
+        return Session(self, self.limits)
 
     def _keep(self, page: Page) -> None:
         self._pages[key] = self._pages.pop(key := canonical_url(page.url), page)

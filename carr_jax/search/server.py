@@ -11,9 +11,7 @@ calls of an interrupted episode showed.  What a source could not do is answered 
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,8 +19,8 @@ from aiohttp import web
 
 from carr_jax.agent.tools import Tools, run_call
 from carr_jax.records import UNAVAILABLE, InputError, ToolCall, ToolResult
-from carr_jax.search.sessions import Held, Sessions, TooMany
-from carr_jax.serving import DESK, RETRY, Desk, Refused, body, error, exposition, guard, health
+from carr_jax.search.sessions import Held, Sessions
+from carr_jax.serving import DESK, Desk, busy, exposition, guard, health, route
 from carr_jax.stored import to_json, tool_result_from_json
 
 TOKEN_VARIABLE = "CARR_TOOLS_TOKEN"
@@ -65,38 +63,20 @@ def make_app(
     async def metrics(request: web.Request) -> web.Response:
         return exposition("carr_tools", {"inside": desk.inside, "sessions": len(sessions)}, desk)
 
-    app.router.add_post("/", _handler(desk, limits, tools, sessions))
-    app.router.add_get("/health", health)
-    app.router.add_get("/metrics", metrics)
-    return app
-
-
-def _handler(desk: Desk, limits: Limits, tools: Tools, sessions: Sessions) -> Callable:
-    async def handle(request: web.Request) -> web.Response:
-        start = time.monotonic()
-        response = await answer(request)
-        desk.counts[f'requests_total{{status="{response.status}"}}'] += 1
-        desk.counts["seconds_total"] += time.monotonic() - start
-        return response
-
-    async def answer(request: web.Request) -> web.Response:
-        try:
-            async with asyncio.timeout(limits.seconds), desk.turn():
-                asked = read(await body(request))
-                result = await act(asked, tools, sessions)
-        except (Refused, TooMany) as problem:
-            return web.json_response(error(str(problem)), status=503, headers=RETRY)
-        except web.HTTPRequestEntityTooLarge:
-            return web.json_response(error(f"more than {limits.body_bytes} bytes"), status=413)
-        except InputError as problem:
-            return web.json_response(error(str(problem)), status=400)
-        except TimeoutError:
-            return web.json_response(error(f"no answer in {limits.seconds:g} s"), status=503, headers=RETRY)
+    async def work(request: Any) -> web.Response:
+        asked = read(request)
+        result = await act(asked, tools, sessions)
         desk.counts[f'calls_total{{error="{result.error or "none"}"}}'] += 1
         named = {"session_id": asked.session_id, "tool_call_id": asked.tool_call_id}
         return web.json_response({**named, **to_json(result)})
 
-    return handle
+    def late() -> web.Response:
+        return busy(f"no answer in {limits.seconds:g} s")
+
+    app.router.add_post("/", route(desk, limits.seconds, limits.body_bytes, work, late))
+    app.router.add_get("/health", health)
+    app.router.add_get("/metrics", metrics)
+    return app
 
 
 def read(request: Any) -> Asked:
@@ -132,7 +112,7 @@ def _question(info: Mapping[str, Any]) -> str:
 async def act(asked: Asked, tools: Tools, sessions: Sessions) -> ToolResult:
     """What one request does; calls of one session come one after the other.
 
-    Raises InputError for what cannot be restored, and TooMany when there is no room for another session.
+    Raises InputError for what cannot be restored, and Refused when there is no room for another session.
     """
     if asked.name == CLOSE:
         sessions.close(asked.session_id)

@@ -19,6 +19,7 @@ from pathlib import Path
 from carr_jax.agent.tools import SearchSession, Tools
 from carr_jax.records import InputError, ToolCall, ToolResult
 from carr_jax.search.browser import NO_RESULTS
+from carr_jax.serving import Refused
 from carr_jax.stored import to_json, tool_result_from_json
 
 _TABLE = """
@@ -28,10 +29,6 @@ CREATE TABLE IF NOT EXISTS sessions (
 """
 _GONE = "CREATE TABLE IF NOT EXISTS gone (id TEXT PRIMARY KEY, since REAL NOT NULL) WITHOUT ROWID"
 _REMEMBERED_GONE = 100  # times the time to live that an expired name is known as such
-
-
-class TooMany(Exception):
-    """Every session that may be kept is in use."""
 
 
 class Held:
@@ -85,6 +82,7 @@ class Sessions:
             self._rows.execute(_TABLE)
             self._rows.execute(_GONE)
             self._rows.execute("CREATE INDEX IF NOT EXISTS by_use ON sessions (used)")
+            self._rows.execute("CREATE INDEX IF NOT EXISTS by_end ON gone (since)")  # looked at in every call
         except sqlite3.Error as error:
             raise InputError(f"{file}: no file of sessions ({error}); move it away") from None
 
@@ -144,7 +142,7 @@ class Sessions:
 
     def _new(self, id: str, question: str, tools: Tools) -> Held:
         if len(self) >= self._most:
-            raise TooMany(f"{self._most} sessions are in use")
+            raise Refused(f"{self._most} sessions are in use")
         self._rows.execute("INSERT INTO sessions VALUES (?, ?, ?, NULL, NULL)", (id, question, time.time()))
         return self._holding(id, tools.session(question))
 

@@ -94,15 +94,18 @@ def stretches(text: str, size: int) -> Iterator[Span]:
 
 
 def _inside(text: str, start: int, stop: int, size: int) -> Iterator[Span]:
-    """Stretches of one sentence that is longer than `size`."""
+    """Stretches of one sentence that is longer than `size`; no word that fits is left out."""
     step = max(1, size // 4)
-    while 0 <= start < stop:
+    while start < stop:
+        ahead = text.find(" ", start + step - 1, stop) + 1 or stop
         if stop - start <= size:
             yield start, _without_space(text, stop)
+        elif (space := text.rfind(" ", start, start + size + 1)) > start:
+            yield start, space
+            ahead = min(ahead, space + 1)
         else:
-            space = text.rfind(" ", start, start + size + 1)
-            yield start, space if space > start else start + size
-        start = text.find(" ", start + step - 1, stop) + 1 or stop
+            yield start, start + size
+        start = ahead
 
 
 def _without_space(text: str, end: int) -> int:

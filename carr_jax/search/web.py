@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from carr_jax.calls.errors import BudgetSpent, NoKeyLeft
+from carr_jax.calls.flights import Flights
 from carr_jax.calls.http import open_http
 from carr_jax.calls.ledger import Ledger, Prices
 from carr_jax.calls.patience import Patience
 from carr_jax.records import Page
 from carr_jax.search.browser import Hit, Limits, Missing, Outage, Session
-from carr_jax.search.cache import AnswerCache, Flights, Lifetimes
+from carr_jax.search.cache import AnswerCache, Lifetimes
 from carr_jax.search.fetch import Fetcher, FetchOptions
 from carr_jax.search.hygiene import HygieneRules, withheld
 from carr_jax.search.providers import Searcher
@@ -94,7 +95,7 @@ class WebTools:
             stack.callback(self._cache.close)
             self._ledger = Ledger(folder / "tools" / "ledger.jsonl", Prices(), options.budget_usd)
             self._told = self._ledger.spent_usd
-            self._flights = Flights()
+            self._flights: Flights[tuple[str, Any]] = Flights(lands=True)  # what was paid is kept
             if options.mode != "replay":
                 await self._connect(stack)
             stack.push_async_callback(self._flights.close)
@@ -120,7 +121,7 @@ class WebTools:
 
     def session(self, question: str) -> Session:
         """A fresh browser for one episode, which is not shown what gives `question` away."""
-        return Session(_Guarded(self, question), self._limits, question)
+        return Session(_Guarded(self, question), self._limits)
 
     def news(self) -> dict[str, float]:
         """The `tools/*` values since the last call: calls, answers of the cache, what was withheld, cost."""
@@ -169,7 +170,7 @@ class WebTools:
         if known is not None and not (known[0] == "outage" and self._cache.mode != "replay"):
             self.count("cached")
         else:
-            known = await self._flights.once(key, lambda: self._asked(key, ask))
+            known, _ = await self._flights.join(key, lambda: self._asked(key, ask))
         kind, value = known
         if kind == "missing":
             raise Missing(*value)

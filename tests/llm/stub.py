@@ -2,8 +2,9 @@
 
     async with Stub(mind) as stub: ... stub.url ... stub.script = ["http_500", "fenced"] ...
 
-`mind(body)` gives the text of a reply.  Each call takes the next fault of `script`; when that is used up, one
-call in `every` (drawn with `seed`) has one of `faults`.  `calls` are the bodies that came, `keys` their keys.
+`mind(body)` gives the text of a reply.  `refuses` has the words of refusal of fields that a body must not
+have.  Each call takes the next fault of `script`; when that is used up, one call in `every` (drawn with
+`seed`) has one of `faults`.  `calls` are the bodies that came, `keys` their keys.
 """
 
 import asyncio
@@ -19,15 +20,17 @@ TRANSPORT = "storm http_500 http_529 hang disconnect truncated not_json error_20
 USELESS = "no_choices null_message null_content refusal filtered prose conflict half".split()
 # ... and what is odd, and right all the same.
 ODD = "fenced two_fences python preamble reasoning trailing_comma parts escapes slow".split()
+_FORMATS = ("json_schema", "json_object")
 
 
 class Stub:
-    def __init__(self, mind, *, formats=("json_schema", "json_object"), keys=None, limit_field="max_tokens"):
+    def __init__(self, mind, *, formats=_FORMATS, keys=None, limit_field="max_tokens", refuses=None, tls=None):
         self.mind, self.formats, self.good_keys, self.limit_field = mind, formats, keys, limit_field
         self.script, self.faults, self.share = [], (), 0.0
         self.random = random.Random(0)
         self.calls, self.keys, self.given = [], [], []
         self.in_flight = self.most_in_flight = 0
+        self.refuses, self.tls = refuses or {}, tls
         self.pause_s = 0.0
         self.retry_after = "0"
         self.usage = True
@@ -39,10 +42,10 @@ class Stub:
         app.router.add_post("/elsewhere", self.elsewhere)
         self.runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await self.runner.setup()
-        site = web.TCPSite(self.runner, "127.0.0.1", 0)
+        site = web.TCPSite(self.runner, "127.0.0.1", 0, ssl_context=self.tls)
         await site.start()
         self.port = site._server.sockets[0].getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}/v1"
+        self.url = f"http{'s' if self.tls else ''}://127.0.0.1:{self.port}/v1"
         return self
 
     async def __aexit__(self, *error):
@@ -75,6 +78,8 @@ class Stub:
             return error(400, f"response_format {asked} is not supported")
         if self.limit_field not in body:
             return error(400, f"Unsupported parameter, use '{self.limit_field}' instead")
+        if named := [words for field, words in self.refuses.items() if field in body]:
+            return error(400, named[0])
         if self.script:
             fault = self.script.pop(0)
         else:
@@ -89,6 +94,12 @@ class Stub:
 
     async def quota(self, request, body, fault):
         return web.json_response({"error": {"message": "no money", "code": "insufficient_quota"}}, status=429)
+
+    async def http_408(self, request, body, fault):
+        return error(408, "too slow")
+
+    async def http_409(self, request, body, fault):
+        return error(409, "not now")
 
     async def http_500(self, request, body, fault):
         return error(500, "oops")

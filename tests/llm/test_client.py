@@ -1,42 +1,20 @@
 """The client against a real server that fails in every way we know of."""
 
 import asyncio
-import contextlib
 import dataclasses
 import logging
+import shutil
+import ssl
+import subprocess
 
+import aiohttp
 import pytest
-from stub import FakeTime, Stub
+from asking import KEYS, REQUEST, asking, mind, run
+from stub import Stub
 
 from carr_jax.calls.errors import BudgetSpent, CallError, NoKeyLeft
-from carr_jax.calls.ledger import Ledger, Prices
-from carr_jax.calls.patience import Patience
-from carr_jax.llm.client import ChatClient
+from carr_jax.calls.ledger import Prices
 from carr_jax.llm.endpoints import Endpoint
-from carr_jax.llm.messages import Request
-
-REQUEST = Request((("user", "u"),), 50)
-STRUCTURED = dataclasses.replace(REQUEST, schema={"type": "object"})
-FREE = Prices()
-KEYS = {"K1": "secret-1", "K2": "secret-2", "K3": "secret-3"}
-
-
-def mind(body):
-    return "hello"
-
-
-@contextlib.asynccontextmanager
-async def asking(tmp_path, *endpoints, prices=FREE, budget=0.0, time=None, **options):
-    """A client with a ledger of its own, and fake time unless told otherwise."""
-    ledger = Ledger(tmp_path / "ledger.jsonl", prices, budget)
-    time = time or FakeTime()
-    async with ChatClient("m", endpoints, KEYS, ledger, Patience(**options), time.timing()) as client:
-        client.time = time
-        yield client
-
-
-def run(test):
-    asyncio.run(test())
 
 
 def test_a_reply_with_its_tokens_price_and_name(tmp_path):
@@ -57,7 +35,7 @@ def test_a_reply_with_its_tokens_price_and_name(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "fault", "storm http_500 http_529 disconnect truncated not_json error_200 slow_then_cut".split()
+    "fault", "storm http_408 http_500 http_529 disconnect truncated not_json error_200 slow_then_cut".split()
 )
 def test_what_may_pass_is_asked_again(tmp_path, fault):
     async def test():
@@ -75,14 +53,14 @@ def test_what_may_pass_is_asked_again(tmp_path, fault):
     run(test)
 
 
-@pytest.mark.parametrize("fault", ["http_400", "redirect", "endless"])
+@pytest.mark.parametrize("fault", ["http_400", "http_409", "redirect", "endless"])
 def test_what_will_not_pass_fails_at_once(tmp_path, fault):
     async def test():
         async with Stub(mind) as stub, asking(tmp_path, Endpoint(stub.url, ("K1",))) as client:
             stub.script = [fault]
             with pytest.raises(CallError) as caught:
                 await client.complete(REQUEST, "p")
-            assert caught.value.kind == {"http_400": "refused"}.get(fault, fault)
+            assert caught.value.kind == ("refused" if fault.startswith("http") else fault)
             assert stub.given == [fault], "and a redirect is not followed"
             assert client.time.slept == []
             assert (await client.complete(REQUEST, "p")).text == "hello"
@@ -125,6 +103,36 @@ def test_plain_http_is_no_tls(tmp_path):
                 with pytest.raises(CallError):
                     await client.complete(REQUEST, "p")
                 assert stub.calls == []
+
+    run(test)
+
+
+def certificate(folder):
+    """A certificate for 127.0.0.1 that nobody but itself vouches for."""
+    if not shutil.which("openssl"):
+        pytest.skip("makes a certificate with the program openssl, which is not here")
+    made = "openssl req -x509 -newkey rsa:2048 -nodes -keyout key.pem -out cert.pem -days 2 -subj /CN=127.0.0.1"
+    names = ["-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run([*made.split(), *names], cwd=folder, check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
+    return context
+
+
+def test_a_certificate_that_nobody_vouches_for_gets_no_key_and_no_second_try(tmp_path):
+    async def test():
+        async with Stub(mind, tls=certificate(tmp_path)) as stub:
+            endpoint = Endpoint(stub.url, ("K1",))
+            async with asking(tmp_path, endpoint, prices=Prices(1.0)) as client:
+                with pytest.raises(CallError, match="(?i)certificate") as caught:
+                    await client.complete(REQUEST, "p")
+                assert (caught.value.kind, caught.value.retry, caught.value.billed) == ("tls", False, False)
+                assert (stub.calls, stub.keys, client.time.slept) == ([], [], [])
+                assert not client.ledger.by_purpose and "secret" not in str(caught.value)
+            trusting = ssl.create_default_context(cafile=tmp_path / "cert.pem")
+            async with aiohttp.ClientSession() as http:  # with the certificate in hand, all is well there
+                url = f"{stub.url}/chat/completions"
+                assert (await http.post(url, json={"max_tokens": 5}, ssl=trusting)).status == 200
 
     run(test)
 
@@ -250,50 +258,7 @@ def test_waiting_in_our_own_queue_has_its_own_limit(tmp_path):
     run(test)
 
 
-# ---------------------------------------------------------------------------------------- what endpoints take
-
-
-@pytest.mark.parametrize(
-    ("formats", "tried"),
-    [
-        (("json_schema", "json_object"), ["json_schema"]),
-        (("json_object",), ["json_schema", "json_object"]),
-        ((), ["json_schema", "json_object", None]),
-    ],
-)
-def test_structured_output_as_far_as_it_goes(tmp_path, formats, tried):
-    async def test():
-        async with Stub(mind, formats=formats) as stub, asking(tmp_path, Endpoint(stub.url)) as client:
-            await client.complete(STRUCTURED, "p")
-            await client.complete(STRUCTURED, "p")
-            asked = [body.get("response_format", {}).get("type") for body in stub.calls]
-            assert asked == [*tried, tried[-1]], "found out once"
-
-    run(test)
-
-
-def test_a_refusal_for_another_reason_teaches_nothing(tmp_path):
-    async def test():
-        async with Stub(mind) as stub, asking(tmp_path, Endpoint(stub.url)) as client:
-            stub.script = ["http_400"] * 3
-            with pytest.raises(CallError, match="refused"):
-                await client.complete(STRUCTURED, "p")
-            await client.complete(STRUCTURED, "p")
-            assert stub.calls[-1]["response_format"]["type"] == "json_schema"
-
-    run(test)
-
-
-def test_the_other_name_of_the_token_limit(tmp_path):
-    async def test():
-        async with (
-            Stub(mind, limit_field="max_completion_tokens") as stub,
-            asking(tmp_path, Endpoint(stub.url)) as client,
-        ):
-            await client.complete(REQUEST, "p")
-            assert stub.calls[-1]["max_completion_tokens"] == 50 and "max_tokens" not in stub.calls[-1]
-
-    run(test)
+# ------------------------------------------------------------------------------------ cut off, and the budget
 
 
 def test_a_reply_that_was_cut_off_gets_more_room_once(tmp_path):
@@ -309,9 +274,6 @@ def test_a_reply_that_was_cut_off_gets_more_room_once(tmp_path):
             assert (await client.complete(REQUEST, "p")).finish == "length"
 
     run(test)
-
-
-# -------------------------------------------------------------------------------------------------- the budget
 
 
 def test_the_budget_is_not_overspent_and_survives(tmp_path):

@@ -1,6 +1,7 @@
 """The exact judge, and the ways to be paid without doing the work."""
 
 import gzip
+import itertools
 import json
 import pathlib
 
@@ -8,6 +9,7 @@ import pytest
 from scripted_judge import answer, run, score, trajectory
 
 from carr_jax.records import Question, Rubric
+from carr_jax.rewards.carr import rubric_reward
 from carr_jax.rewards.judge import ExactJudge
 
 FILM, ADA, OTHER = "https://w.org/Film_(1999)", "https://w.org/Ada", "https://w.org/Other"
@@ -132,6 +134,36 @@ def test_identification_ablated():
 
 def test_connectivity_ablated():
     assert rewards(answer("Kalkar", CITED), PAGES[:1], mix="carr_no_connectivity") == (1.0, 0.5)
+
+
+SOFT = ("carr_no_connectivity", "carr_component_size", "carr_depth_weighted")
+
+
+def chained(count):
+    """A question whose rubrics are a chain from E0, then two that hang together elsewhere."""
+    pairs = [(i, i + 1) for i in range(count)] + [(20, 21), (21, 22)]
+    return Question("q", "?", "x", rubrics=tuple(Rubric(f"<E{a}> knows <E{b}>.") for a, b in pairs))
+
+
+def test_soft_connectivity():
+    question = chained(2)
+    broken = [False, True, True, True]
+    assert rubric_reward(question, broken) == 0.0
+    assert rubric_reward(question, broken, "carr_component_size") == (0.25 + 0.5 + 0.5) / 4
+    assert rubric_reward(question, [True] * 4, "carr_component_size") == (1 + 1 + 0.5 + 0.5) / 4
+    assert rubric_reward(question, [True, False, True, True], "carr_depth_weighted") == 1 / 1.5
+    assert rubric_reward(question, [True] * 4, "carr_depth_weighted") == 1.0
+
+
+@pytest.mark.parametrize("mix", ["carr_paper", *SOFT])
+def test_one_more_supported_rubric_never_lowers_the_reward(mix):
+    question = chained(3)
+    for flags in itertools.product([False, True], repeat=5):
+        reward = rubric_reward(question, flags, mix)
+        assert 0 <= reward <= 1
+        for i in range(5):
+            more = [flag or n == i for n, flag in enumerate(flags)]
+            assert rubric_reward(question, more, mix) >= reward
 
 
 FAKES = [

@@ -3,11 +3,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carr_jax.rewards.mixing import MODES, mix_rewards
+from carr_jax.rewards.mixing import MODES, OF_MAXIMUM, mix_rewards
 
 O8 = [1, 1, 0, 0, 0, 0, 0, 0]
 R8 = [0.6, 0.3, 0.9, 0.1, 0, 0, 0, 0]
-PAPER_MIXES = ("carr_paper", "carr_no_identification", "carr_no_connectivity")
 
 
 def mix(mode, outcomes, rubrics, matches=None, known=None, failed=None, alpha=0.3):
@@ -22,9 +21,7 @@ def mix(mode, outcomes, rubrics, matches=None, known=None, failed=None, alpha=0.
     ("mode", "first_four"),
     [
         ("grpo", [1, 1, 0, 0]),
-        ("carr_paper", [0.9, 0.8, 0, 0]),
-        ("carr_no_identification", [0.9, 0.8, 0, 0]),
-        ("carr_no_connectivity", [0.9, 0.8, 0, 0]),
+        *((mode, [0.9, 0.8, 0, 0]) for mode in OF_MAXIMUM),
         ("carr_released", [0.88, 0.79, 0, 0]),
         ("carr_all_rollouts", [0.9, 0.8, 0.3, 0.1 / 0.9 * 0.3]),
         ("e_grpo", [1, 1, 0.3, 0.1 / 0.9 * 0.3]),
@@ -60,7 +57,7 @@ def test_unjudged_rubrics_pass_only_where_they_cannot_matter():
     np.testing.assert_array_equal(mix("carr_paper", [0, 0], [nan, nan]), [0, 0])
     np.testing.assert_array_equal(mix("grpo", [1, 0], [nan, nan]), [1, 0])
     np.testing.assert_allclose(mix("carr_released", [1, 0], [0.5, nan]), [0.85, 0])
-    for mode in PAPER_MIXES:
+    for mode in OF_MAXIMUM:
         np.testing.assert_allclose(mix(mode, [1, 1, 0], [0.25, 0.5, nan]), [0.85, 1, 0])
         with pytest.raises(ValueError, match="not judged"):
             mix(mode, [1, 0], [nan, 0.5])

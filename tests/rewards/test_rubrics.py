@@ -42,6 +42,29 @@ def test_a_rubric_without_entities_is_never_reached():
     assert rubrics.connected([(), ("E0",)], [True, True]) == (False, True)
 
 
+CHAIN = [("E0", "E1"), ("E1", "E2"), ("E2", "E3"), ("E4", "E5")]
+
+
+def test_soft_connectivity_by_hand():
+    whole = [True, True, True, True]
+    assert rubrics.component_credits(CHAIN, whole) == (1.0, 1.0, 1.0, 0.25)
+    assert rubrics.component_credits(CHAIN, [False, True, True, True]) == (0.0, 0.5, 0.5, 0.25)
+    assert rubrics.depth_credits(CHAIN, whole) == (1.0, 0.5, 0.25, 0.0)
+    assert rubrics.depth_credits(CHAIN, [True, False, True, True]) == (1.0, 0.0, 0.0, 0.0)
+    assert rubrics.depth_credits([*CHAIN, ("E0", "E3")], [True, True, True, True, True])[2] == 0.5
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(ids, st.booleans()), min_size=1, max_size=8))
+def test_soft_credits_agree_with_connectivity_where_it_speaks(rows):
+    sets, flags = [r[0] for r in rows], [r[1] for r in rows]
+    reached = rubrics.connected(sets, flags)
+    assert [c > 0 for c in rubrics.depth_credits(sets, flags)] == list(reached)
+    soft = rubrics.component_credits(sets, flags)
+    assert all(credit == 1.0 for credit, yes in zip(soft, reached, strict=True) if yes)
+    assert all(credit == 0.0 for credit, ids, yes in zip(soft, sets, flags, strict=True) if not (yes and ids))
+
+
 @pytest.mark.parametrize(
     ("relation", "first", "second", "holds"),
     [

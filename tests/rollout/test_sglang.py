@@ -16,6 +16,7 @@ from carr_jax.rollout.messages import (
     ServerBadReply,
     ServerRefused,
     ServerUnreachable,
+    json_text,
     parse_reply,
     request_body,
 )
@@ -116,7 +117,9 @@ def test_routed_experts_have_a_row_for_every_token_but_the_last():
 
 
 def test_a_request_says_everything_that_could_change_the_distribution():
-    body = request_body([1, 2], Sampling(9, (7, 8), 0.7, seed=5), "rid", True, RouteShape(2, 3, 4))
+    ids = np.array([1, 2])
+    asked = request_body(ids, Sampling(9, (7, 8), 0.7, seed=5), "rid", True, RouteShape(2, 3, 4))
+    body = json.loads(json_text(asked))
     params = body.pop("sampling_params")
     assert body == {
         "input_ids": [1, 2],

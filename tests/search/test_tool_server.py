@@ -271,7 +271,7 @@ def test_bad_requests_are_400_with_a_sentence(tmp_path):
             return await served.get("metrics"), await served.get("health")
 
     metrics, health = run(scenario())
-    assert f'carr_tools_requests_total{{status="400"}} {len(BAD) + 1}' in metrics[1]
+    assert f'carr_tools_requests_total{{path="/",status="400"}} {len(BAD) + 1}' in metrics[1]
     assert "carr_tools_sessions 0" in metrics[1] and health[0] == 200
 
 
