@@ -1,9 +1,9 @@
-"""The judge of a run: who it is, where it is asked, what it may cost, and how to go on when it cannot."""
+"""What a command is to ask and how: the judge of a run, what it may cost, and how to go on when it cannot."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from carr_jax.config import problems, rl
 from carr_jax.llm.cache import ReplyCache
 from carr_jax.llm.client import ChatClient
 from carr_jax.llm.endpoints import parse_endpoint
-from carr_jax.preflight import judge_problems, replies_file
+from carr_jax.preflight import judge_problems, replies_file, search_problems
 from carr_jax.records import InputError
 from carr_jax.rewards.judge import ExactJudge, Judge
 from carr_jax.rewards.llm_judge import JudgeOptions, LLMJudge
@@ -42,9 +42,17 @@ def chosen_config(argv: Sequence[str]) -> ConfigDict:
 
 def chosen_judge(argv: Sequence[str], folder: Path) -> ConfigDict:
     """`chosen_config` with a judge that can be asked.  Raises InputError for all that it lacks at once."""
-    config = chosen_config(argv)
-    wrong = [p for p in problems(config) if p.startswith("config.judge.")]
-    if wrong := wrong or judge_problems(config, folder):
+    return _complete(chosen_config(argv), "config.judge.", lambda config: judge_problems(config, folder))
+
+
+def chosen_search(argv: Sequence[str], folder: Path) -> ConfigDict:
+    """`chosen_config` with something to search.  Raises InputError for all that it lacks at once."""
+    return _complete(chosen_config(argv), "config.search.", lambda config: search_problems(config, folder))
+
+
+def _complete(config: ConfigDict, section: str, lacks: Callable[[ConfigDict], list[str]]) -> ConfigDict:
+    wrong = [p for p in problems(config) if p.startswith(section)]
+    if wrong := wrong or lacks(config):
         raise InputError("cannot start: " + "; ".join(wrong))
     return config
 

@@ -51,10 +51,7 @@ def preflight(config: ConfigDict, workdir: Path) -> list[str]:
         for address in flat.get("rollout.servers", ())
         if (error := _silence(address))
     ]
-    if config.search.source == "web":
-        servers += _web_problems(config, workdir)
-    if config.search.source in ("server", "retrieval"):
-        servers += _tool_server_problems(config)
+    servers += search_problems(config, workdir)
     judge = judge_problems(config, workdir) if "judge" in config else []
     return found + servers + judge + _workdir_problems(config, workdir)
 
@@ -69,6 +66,16 @@ def _silence(address: str) -> str:
     except OSError as error:
         return str(error)
     return ""
+
+
+def search_problems(config: ConfigDict, workdir: Path) -> list[str]:
+    """What those lack whom the tools ask: servers that listen, keys, libraries, a record to replay."""
+    match config.search.source:
+        case "web":
+            return _web_problems(config, workdir)
+        case "server" | "retrieval":
+            return _tool_server_problems(config)
+    return []
 
 
 def _tool_server_problems(config: ConfigDict) -> list[str]:

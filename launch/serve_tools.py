@@ -16,7 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))  # works from a clone that is not installed
 
 from carr_jax.command import OptionParser, end_well
-from carr_jax.judging import chosen_config
+from carr_jax.judging import chosen_search
 from carr_jax.records import InputError
 from carr_jax.search.server import TOKEN_VARIABLE, Limits, make_app
 from carr_jax.search.sessions import Sessions
@@ -47,7 +47,7 @@ def parse(argv):
 
 def run(argv):
     given = parse(argv)
-    tools = served_tools(chosen_config(argv))
+    tools = served_tools(chosen_search(argv, given.workdir))
 
     def listening(port):
         print(f"ready: http://{given.host}:{port}/")

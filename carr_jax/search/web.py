@@ -35,6 +35,7 @@ from carr_jax.search.service import Address, Service
 from carr_jax.search.workers import Workers
 
 _FORMAT = 1  # of what is remembered
+_COUNTED = ("asked", "cached", "results_withheld", "pages_withheld")
 _LONG = 50_000  # characters that are looked through in a thread, not between two callbacks
 
 log = logging.getLogger(__name__)
@@ -84,7 +85,7 @@ class WebTools:
         self._options, self._environment, self._limits, self._lookup = options, environment, limits, lookup
         self._counts: Counter[str] = Counter()
         self._ledger: Ledger | None = None
-        self._told = 0.0
+        self._told: dict[str, float] = {}
 
     @contextlib.asynccontextmanager
     async def opened(self, folder: Path) -> AsyncIterator[WebTools]:
@@ -94,7 +95,7 @@ class WebTools:
             self._cache = AnswerCache(cache_file(options.cache, folder), options.mode, options.lifetimes)
             stack.callback(self._cache.close)
             self._ledger = Ledger(folder / "tools" / "ledger.jsonl", Prices(), options.budget_usd)
-            self._told = self._ledger.spent_usd
+            self._told = self.totals()
             self._flights: Flights[tuple[str, Any]] = Flights(lands=True)  # what was paid is kept
             if options.mode != "replay":
                 await self._connect(stack)
@@ -125,11 +126,14 @@ class WebTools:
 
     def news(self) -> dict[str, float]:
         """The `tools/*` values since the last call: calls, answers of the cache, what was withheld, cost."""
-        counts, self._counts = self._counts, Counter()
-        spent = self._ledger.spent_usd if self._ledger else 0.0
-        cost, self._told = spent - self._told, spent
-        names = ("asked", "cached", "results_withheld", "pages_withheld")
-        return {f"tools/{name}": float(counts[name]) for name in names} | {"tools/cost_usd": cost}
+        totals = self.totals()
+        before, self._told = self._told, totals
+        return {f"tools/{name}": value - before.get(name, 0.0) for name, value in totals.items()}
+
+    def totals(self) -> dict[str, float]:
+        """The same since `opened`; the cost with what the account book held then."""
+        counts = {name: float(self._counts[name]) for name in _COUNTED}
+        return counts | {"cost_usd": self._ledger.spent_usd if self._ledger else 0.0}
 
     def count(self, name: str) -> None:
         """One more of what `news` tells."""
