@@ -29,7 +29,10 @@ EXTRAS = {
     "kernels": ["tokamax>=0.0.12"],  # grouped matmul of experts on NVIDIA (model.experts=tokamax)
     "dense": ["sentence-transformers>=5.0"],  # search by meaning, with a model folder of yours
     "plan": ["libtpu>=0.0.42"],  # the TPU compiler, for compiling a training step without a chip
+    "web": ["trafilatura>=2.0", "pypdf>=5.0"],  # reading pages that we fetch ourselves (search.web.reader=own)
     "test": [
+        "trafilatura>=2.0",
+        "pypdf>=5.0",
         "pytest>=8",
         "pytest-xdist>=3",
         "hypothesis>=6.100",

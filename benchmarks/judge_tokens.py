@@ -29,8 +29,8 @@ from pathlib import Path
 
 from rewards import messages
 
+from carr_jax.calls.flights import Flights
 from carr_jax.llm.cache import ReplyCache
-from carr_jax.llm.flights import Flights
 from carr_jax.llm.messages import Reply
 from carr_jax.rewards import group, reference
 from carr_jax.rewards.history import from_history

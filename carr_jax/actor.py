@@ -28,7 +28,8 @@ from carr_jax.rollout.scheduler import Rollouts, Scheduler, Scorer, Stream, epis
 from carr_jax.rollout.staleness import StalenessGate
 from carr_jax.rollout.weight_sync import WeightSync
 from carr_jax.run import RunFolder
-from carr_jax.task import Task, question_order
+from carr_jax.search.web import WebTools
+from carr_jax.task import Task, question_order, ready
 
 T = TypeVar("T")
 TRAINING, EVALUATION = 0, 1  # keep the random streams apart
@@ -63,6 +64,11 @@ class Actor:
         """The `rollout/*` values of what the servers went through since the last call; none without servers."""
         return {} if self.sync is None else {f"rollout/{name}": n for name, n in self.engine.news().items()}
 
+    def tool_metrics(self) -> dict[str, float]:
+        """The `tools/*` values of the web since the last call; none for tools that call nobody."""
+        tools = self.rollouts.tools
+        return tools.news() if isinstance(tools, WebTools) else {}
+
     async def meanwhile(self, work: Callable[..., T], *arguments: Any) -> T:
         """`work(*arguments)`, while episodes go on as far as their engine is elsewhere."""
         if self.sync is None:
@@ -75,7 +81,11 @@ async def acting(
     config: ConfigDict, policy: Policy, task: Task, learner: Learner, run: RunFolder
 ) -> AsyncIterator[Actor]:
     """The actor of a run, with the learner's weights; its connections are closed in the end."""
-    async with make_judge(config, run.path) as judge, _engine(config, policy, learner, run) as (engine, sync):
+    async with (
+        ready(task.tools, run.path),
+        make_judge(config, run.path) as judge,
+        _engine(config, policy, learner, run) as (engine, sync),
+    ):
         yield Actor(engine, make_rollouts(config, policy, task, engine), make_scorer(config, judge), sync)
 
 

@@ -16,6 +16,7 @@ from ml_collections import ConfigDict
 
 from carr_jax.rewards.carr import READERS
 from carr_jax.rewards.mixing import MODES
+from carr_jax.sections import judge_checks, judge_section, search_checks, search_section
 
 
 def _shared() -> dict:
@@ -52,7 +53,7 @@ def _shared() -> dict:
             obfuscate=0.0,  # probability that the first entity is described, not named
             shortcut=0.0,  # probability that a last clue alone determines the answer
         ),
-        search=_search(),
+        search=search_section(),
         agent=dict(
             context=64_000,  # tokens of prompt, turns and observations together
             turns=100,  # most assistant turns with tool calls; the answer may follow
@@ -77,29 +78,6 @@ def _shared() -> dict:
     )
 
 
-def _search() -> dict:
-    """The section `search`."""
-    return dict(
-        source="corpus",  # what the tools reach: corpus (the index below, else the pages of `data`),
-        # server (a tool server, launch/serve_tools.py), retrieval (a server that answers POST /retrieve)
-        max_results=10,  # most results of one search
-        snippet_chars=300,  # longest description of a result, in characters
-        page_chars=10_000,  # how much of a page one open shows
-        find_radius=200,  # characters shown on each side of a find hit
-        find_limit=20,  # most hits of one find
-        index=dict(
-            path="",  # folder made by launch/build_index.py, searched instead of the pages of `data`
-            dense_model="",  # the model folder it was built with, to search by meaning too; "" = words only
-        ),
-        server=dict(
-            url="",  # address of the tool server, or of the retrieval server's /retrieve
-            token="",  # environment variable with the tool server's token; "" = it wants none
-            request_s=120.0,  # seconds that it may take for a call
-            attempts=4,  # times that a call is sent before the tool counts as unavailable
-        ),
-    )
-
-
 def _learn() -> dict:
     """The section `learn`, as far as both have it."""
     return dict(
@@ -119,34 +97,6 @@ def _learn() -> dict:
     )
 
 
-def _judge() -> dict:
-    """The section `judge`."""
-    return dict(
-        kind="exact",  # who judges: exact (gold names and pages, calls nobody), or llm (the model below)
-        model="deepseek-chat",  # the judge's name, which is part of every reply in the cache
-        endpoints=(),  # where it is asked: "URL", "URL KEYS" or "URL KEYS NAME"; KEYS are environment variables
-        # with commas between, "-" for none; NAME is what the model is called there
-        temperature=0.0,  # of the judge's sampling
-        max_tokens=2048,  # most tokens of a reply; what is cut off is asked once more with four times as many
-        tries=3,  # unusable replies after which a verdict is unknown
-        votes=1,  # odd: more than half of so many draws must agree; at temperature 0 they may all be the same
-        concurrency=64,  # most calls at a time, of all keys together
-        key_concurrency=0,  # and of one key; 0 = no limit of its own
-        queue_s=0.0,  # seconds that a call may wait for its turn here; 0 = as long as it takes
-        request_s=120.0,  # seconds that an endpoint may take for a reply
-        cache="",  # file of replies, which runs may share; "" = judge/replies.sqlite in the run folder
-        replay=False,  # True: what is not in the cache stops the run, and nobody is asked
-        budget_usd=0.0,  # most that the judge of a run may cost; then the run saves and stops; 0 = no limit
-        price_prompt=0.0,  # US dollars for a million tokens: of prompts,
-        price_cached=0.0,  # of prompts as far as the provider has them in its cache,
-        price_completion=0.0,  # and of replies
-        page_bytes=24_000,  # most that the judge reads of one cited page
-        pages_bytes=200_000,  # and of all of them, or of a response
-        at_least=0.0,  # share of right decisions in each step below which no run starts; 0 = start unmeasured
-        calibration="runs/calibration/report.json",  # where launch/calibrate_judge.py wrote that share
-    )
-
-
 def rl() -> ConfigDict:
     """Defaults of reinforcement learning: the recipe of CaRR (DESIGN "numbers we train with")."""
     config = _shared()
@@ -158,7 +108,7 @@ def rl() -> ConfigDict:
         over_length="stats_only",  # over-length: stats_only, train_as_failure or drop
         score_everything=False,  # also judge rubrics that cannot change a reward, for the metrics
     )
-    config["judge"] = _judge()
+    config["judge"] = judge_section()
     config["rollout"] = dict(
         prompts=16,  # questions of one step
         group_size=8,  # trajectories of one question (G)
@@ -241,7 +191,10 @@ _CHOICES = {
     "learn.moments": ("float32", "bfloat16", "host"),
     "model.preset": ("tiny", "tiny_moe"),
     "data.source": ("world", "files"),
-    "search.source": ("corpus", "server", "retrieval"),
+    "search.source": ("corpus", "web", "server", "retrieval"),
+    "search.web.provider": ("serper", "serpapi"),
+    "search.web.reader": ("jina", "own"),
+    "search.cache.mode": ("use", "record", "replay", "off"),
     "learn.schedule": ("constant", "cosine"),
     "rollout.engine": ("embedded", "sglang"),
     "rollout.on_update": ("resume", "keep"),
@@ -255,6 +208,8 @@ _CHOICES = {
 }
 _POSITIVE = (
     "model.vocab_size world.entities_per_kind search.max_results search.snippet_chars search.page_chars "
+    "search.web.concurrency search.web.request_s search.web.attempts search.web.page_bytes "
+    "search.cache.search_days search.cache.page_days search.cache.missing_hours "
     "search.server.request_s search.server.attempts search.find_radius search.find_limit "
     "agent.context agent.turns agent.tool_calls agent.turn_tokens "
     "rollout.prompts rollout.slots rollout.prefill_rows rollout.prefill_chunk rollout.temperature "
@@ -266,7 +221,7 @@ _POSITIVE = (
 ).split()
 _SHARES = (
     "serve.memory_fraction world.obfuscate world.shortcut reward.alpha learn.eps_low learn.b1 learn.b2 "
-    "sft.wander sft.min_outcome sft.min_rubric judge.at_least"
+    "sft.wander sft.min_outcome sft.min_rubric search.web.retold_share judge.at_least"
 ).split()
 _AXES = "mesh.data mesh.fsdp mesh.expert mesh.context mesh.tensor".split()
 _NOT_NEGATIVE = (
@@ -274,7 +229,8 @@ _NOT_NEGATIVE = (
     "learn.rows learn.warmup_steps learn.eps_high train.steps sft.pretrain_steps "
     "agent.deadline_s serve.max_running rollout.staleness rollout.refill rollout.in_flight judge.temperature "
     "judge.key_concurrency judge.queue_s judge.budget_usd judge.price_prompt judge.price_cached "
-    "judge.price_completion"
+    "judge.price_completion search.web.search_rate search.web.read_rate search.web.outage_s "
+    "search.web.search_usd search.web.page_usd search.web.budget_usd"
 ).split()
 
 
@@ -348,55 +304,7 @@ def _contradictions(flat: Mapping) -> list[str]:
             "config.learn.icepop_low must be below config.learn.icepop_high",
         ),
     ]
-    return [message for holds, message in (*checks, *_search_checks(flat), *_judge_checks(flat)) if not holds]
-
-
-def _search_checks(flat: Mapping) -> list[tuple[bool, str]]:
-    """(whether it holds, what to say when it does not) for the section `search`."""
-    elsewhere = flat["search.source"] != "corpus" or flat["search.index.path"]
-    return [
-        (
-            flat["search.source"] not in ("server", "retrieval") or flat["search.server.url"],
-            f"config.search.source={flat['search.source']} needs config.search.server.url",
-        ),
-        (
-            flat["search.source"] == "corpus" or not flat["search.index.path"],
-            "config.search.index.path is used only with config.search.source=corpus",
-        ),
-        (
-            flat["search.index.path"] or not flat["search.index.dense_model"],
-            "config.search.index.dense_model needs config.search.index.path",
-        ),
-        (
-            flat["data.source"] == "world" or not elsewhere or flat["model.policy"] or flat["model.tokenizer"],
-            "without pages in memory there is nothing to train a tokenizer on: give config.model.policy or "
-            "config.model.tokenizer",
-        ),
-    ]
-
-
-def _judge_checks(flat: Mapping) -> list[tuple[bool, str]]:
-    """(whether it holds, what to say when it does not) for the section `judge`."""
-    if "judge.kind" not in flat:
-        return []
-    return [
-        (
-            flat["judge.kind"] == "exact" or flat["judge.endpoints"] or flat["judge.replay"],
-            "config.judge.kind=llm needs config.judge.endpoints, or config.judge.replay=True",
-        ),
-        (
-            flat["judge.votes"] % 2 == 1,
-            "config.judge.votes must be odd: an even number may be a tie",
-        ),
-        (
-            not flat["judge.budget_usd"] or flat["judge.price_prompt"] or flat["judge.price_completion"],
-            "config.judge.budget_usd needs config.judge.price_prompt and config.judge.price_completion",
-        ),
-        (
-            flat["judge.page_bytes"] >= 200 and flat["judge.pages_bytes"] >= 4000,
-            "config.judge.page_bytes must be at least 200, and config.judge.pages_bytes at least 4000",
-        ),
-    ]
+    return [message for holds, message in (*checks, *search_checks(flat), *judge_checks(flat)) if not holds]
 
 
 def _hint(value: str, choices: tuple[str, ...]) -> str:

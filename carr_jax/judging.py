@@ -1,23 +1,23 @@
-"""The judge of a run: who it is, where it is asked, what it may cost, and how to go on when it cannot."""
+"""What a command is to ask and how: the judge of a run, what it may cost, and how to go on when it cannot."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from ml_collections import ConfigDict
 
 from carr_jax import command
+from carr_jax.calls.errors import BudgetSpent, CannotGoOn, NotRecorded, NotWritten
+from carr_jax.calls.ledger import Ledger, Prices
+from carr_jax.calls.patience import Patience
 from carr_jax.config import problems, rl
 from carr_jax.llm.cache import ReplyCache
 from carr_jax.llm.client import ChatClient
 from carr_jax.llm.endpoints import parse_endpoint
-from carr_jax.llm.errors import BudgetSpent, CannotGoOn, NotRecorded, NotWritten
-from carr_jax.llm.lanes import ChatOptions
-from carr_jax.llm.ledger import Ledger, Prices
-from carr_jax.preflight import judge_problems, replies_file
+from carr_jax.preflight import judge_problems, replies_file, search_problems
 from carr_jax.records import InputError
 from carr_jax.rewards.judge import ExactJudge, Judge
 from carr_jax.rewards.llm_judge import JudgeOptions, LLMJudge
@@ -42,9 +42,17 @@ def chosen_config(argv: Sequence[str]) -> ConfigDict:
 
 def chosen_judge(argv: Sequence[str], folder: Path) -> ConfigDict:
     """`chosen_config` with a judge that can be asked.  Raises InputError for all that it lacks at once."""
-    config = chosen_config(argv)
-    wrong = [p for p in problems(config) if p.startswith("config.judge.")]
-    if wrong := wrong or judge_problems(config, folder):
+    return _complete(chosen_config(argv), "config.judge.", lambda config: judge_problems(config, folder))
+
+
+def chosen_search(argv: Sequence[str], folder: Path) -> ConfigDict:
+    """`chosen_config` with something to search.  Raises InputError for all that it lacks at once."""
+    return _complete(chosen_config(argv), "config.search.", lambda config: search_problems(config, folder))
+
+
+def _complete(config: ConfigDict, section: str, lacks: Callable[[ConfigDict], list[str]]) -> ConfigDict:
+    wrong = [p for p in problems(config) if p.startswith(section)]
+    if wrong := wrong or lacks(config):
         raise InputError("cannot start: " + "; ".join(wrong))
     return config
 
@@ -88,7 +96,7 @@ async def open_client(config: ConfigDict, folder: Path) -> AsyncIterator[tuple[C
     prices = Prices(judge.price_prompt, judge.price_cached, judge.price_completion)
     ledger = Ledger(ledger_file(folder), prices, judge.budget_usd)
     cache = ReplyCache(replies_file(config, folder), judge.replay)
-    limits = ChatOptions(judge.concurrency, judge.key_concurrency, judge.request_s, judge.queue_s)
+    limits = Patience(judge.concurrency, judge.key_concurrency, judge.request_s, judge.queue_s)
     endpoints = tuple(map(parse_endpoint, judge.endpoints))
     try:
         async with ChatClient(judge.model, endpoints, os.environ, ledger, limits) as client:
@@ -99,7 +107,9 @@ async def open_client(config: ConfigDict, folder: Path) -> AsyncIterator[tuple[C
 
 def how_to_go_on(error: CannotGoOn) -> str:
     """What a person can do, in one line; what was done is saved by then."""
-    if isinstance(error, BudgetSpent):
+    if error.remedy:
+        remedy = error.remedy
+    elif isinstance(error, BudgetSpent):
         remedy = "give a larger config.judge.budget_usd"
     elif isinstance(error, NotRecorded):
         remedy = "give config.judge.replay=False to ask for it"

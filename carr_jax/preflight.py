@@ -14,6 +14,8 @@ from carr_jax.config import flatten, problems, to_json
 from carr_jax.gate import gate_problems
 from carr_jax.llm.endpoints import missing_keys, parse_endpoint
 from carr_jax.records import InputError
+from carr_jax.search.web import cache_file
+from carr_jax.search.workers import missing_libraries
 
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
@@ -50,8 +52,7 @@ def preflight(config: ConfigDict, workdir: Path) -> list[str]:
         for address in flat.get("rollout.servers", ())
         if (error := _silence(address))
     ]
-    if config.search.source in ("server", "retrieval"):
-        servers += _tool_server_problems(config)
+    servers += search_problems(config, workdir)
     judge = judge_problems(config, workdir) + gate_problems(config) if "judge" in config else []
     return found + servers + judge + _workdir_problems(config, workdir)
 
@@ -68,6 +69,16 @@ def _silence(address: str) -> str:
     return ""
 
 
+def search_problems(config: ConfigDict, workdir: Path) -> list[str]:
+    """What those lack whom the tools ask: servers that listen, keys, libraries, a record to replay."""
+    match config.search.source:
+        case "web":
+            return _web_problems(config, workdir)
+        case "server" | "retrieval":
+            return _tool_server_problems(config)
+    return []
+
+
 def _tool_server_problems(config: ConfigDict) -> list[str]:
     """A server that does not listen, and a token that is not set."""
     server, found = config.search.server, []
@@ -75,6 +86,29 @@ def _tool_server_problems(config: ConfigDict) -> list[str]:
         found.append(f"config.search.server.url: {server.url}: {error}; start one with launch/serve_tools.py")
     if server.token and not os.environ.get(server.token):
         found.append(f"config.search.server.token: the environment variable {server.token} is not set")
+    return found
+
+
+def _web_problems(config: ConfigDict, workdir: Path) -> list[str]:
+    """A record to replay that is not there; keys that are not set, and libraries that are not installed."""
+    web, cache = config.search.web, config.search.cache
+    if cache.mode == "replay":
+        record = cache_file(cache.path, workdir)
+        missing = (
+            f"config.search.cache: there is no record {record}; make one with config.search.cache.mode=record"
+        )
+        return [] if record.is_file() else [missing]
+    wanted = {"search_keys": web.search_keys}
+    if web.reader == "jina":
+        wanted["reader_keys"] = web.reader_keys
+    found = [
+        f"config.search.web.{field}: the environment variable {name} is not set"
+        for field, names in wanted.items()
+        for name in filter(None, names.split(","))
+        if not os.environ.get(name, "").strip()
+    ]
+    if web.reader == "own" and (names := missing_libraries()):
+        found.append(f"config.search.web.reader=own needs {' and '.join(names)}: pip install 'carr_jax[web]'")
     return found
 
 
@@ -129,6 +163,10 @@ _MAY_CHANGE = set(
     "train.steps train.trajectories_every checkpoint.every checkpoint.keep judge.endpoints judge.concurrency "
     "judge.key_concurrency judge.queue_s judge.request_s judge.cache judge.replay judge.budget_usd "
     "judge.price_prompt judge.price_cached judge.price_completion judge.at_least judge.calibration "
+    "search.web.search_url search.web.search_keys "
+    "search.web.search_rate search.web.reader_url search.web.reader_keys search.web.read_rate "
+    "search.web.concurrency search.web.request_s search.web.attempts search.web.outage_s search.web.search_usd "
+    "search.web.page_usd search.web.budget_usd search.cache.mode search.cache.path "
     "search.server.url search.server.token "
     "search.server.request_s search.server.attempts rollout.servers rollout.weights_folder "
     "rollout.push rollout.request_s rollout.token_s rollout.health_s serve.python serve.host serve.port "

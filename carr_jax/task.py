@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import random
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from ml_collections import ConfigDict
 
 from carr_jax.agent.episode import Budgets
 from carr_jax.agent.tools import Tools
+from carr_jax.calls.patience import Patience
 from carr_jax.data.sources import read_pages, read_questions
 from carr_jax.records import InputError, Page, Question
 from carr_jax.search.browser import Limits
+from carr_jax.search.cache import Lifetimes
 from carr_jax.search.client import RemoteTools
 from carr_jax.search.corpus import Corpus
+from carr_jax.search.fetch import FetchOptions
+from carr_jax.search.hygiene import HygieneRules
 from carr_jax.search.index import Index
+from carr_jax.search.providers import ADDRESSES
+from carr_jax.search.reader import JINA
 from carr_jax.search.retrieval import Retrieval
+from carr_jax.search.safety import Rules
+from carr_jax.search.service import Address
+from carr_jax.search.web import WebOptions, WebTools
 from carr_jax.search.world import WorldConfig, build_world
 
 
@@ -55,6 +67,8 @@ def make_tools(config: ConfigDict, pages: tuple[Page, ...]) -> Tools:
     )
     patience = dict(request_s=server.request_s, attempts=server.attempts)
     match search.source:
+        case "web":
+            return WebTools(web_options(config), os.environ, shown["limits"])
         case "corpus" if search.index.path:
             return Index(search.index.path, dense_model=search.index.dense_model, **shown)
         case "corpus":
@@ -66,11 +80,55 @@ def make_tools(config: ConfigDict, pages: tuple[Page, ...]) -> Tools:
     raise InputError(f"config.search.source={search.source!r} is unknown")
 
 
+def web_options(config: ConfigDict) -> WebOptions:
+    """What `config.search.web` and `config.search.cache` say."""
+    web, cache = config.search.web, config.search.cache
+    patience = Patience(
+        concurrency=web.concurrency, request_s=web.request_s, attempts=web.attempts, outage_s=web.outage_s
+    )
+    searching = Address(web.search_url or ADDRESSES[web.provider], _names(web.search_keys), web.search_usd)
+    reading = Address(web.reader_url or JINA, _names(web.reader_keys), web.page_usd)
+    day = 86_400.0
+    return WebOptions(
+        web.provider,
+        searching,
+        reading if web.reader == "jina" else None,
+        dataclasses.replace(patience, rate=web.search_rate),
+        dataclasses.replace(patience, rate=web.read_rate),
+        FetchOptions(
+            page_s=web.request_s,
+            page_bytes=web.page_bytes,
+            concurrency=web.concurrency,
+            outage_s=web.outage_s,
+        ),
+        Rules(frozenset(web.ports), frozenset(web.private_hosts)),
+        hygiene=HygieneRules(web.retold_share, tuple(web.withheld_hosts)),
+        budget_usd=web.budget_usd,
+        cache=cache.path,
+        mode=cache.mode,
+        lifetimes=Lifetimes(cache.search_days * day, cache.page_days * day, cache.missing_hours * 3_600.0),
+    )
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, text.split(",")))
+
+
+@contextlib.asynccontextmanager
+async def ready(tools: Tools, folder: Path) -> AsyncIterator[None]:
+    """Tools on the web have connections and files, which are open inside; all others are ready as they are."""
+    if isinstance(tools, WebTools):
+        async with tools.opened(folder):
+            yield
+    else:
+        yield
+
+
 def served_tools(config: ConfigDict) -> Tools:
     """What a tool server offers.  Raises InputError for a configuration that asks a tool server itself."""
     if config.search.source == "server":
         raise InputError("config.search.source=server: give this server what it is to search itself")
-    if config.search.source == "retrieval" or config.search.index.path:
+    if config.search.source in ("retrieval", "web") or config.search.index.path:
         return make_tools(config, ())
     if config.data.source == "world":
         return make_tools(config, build_world(WorldConfig(**config.world.to_dict())).pages)

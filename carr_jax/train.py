@@ -20,12 +20,12 @@ from rich.console import Console
 
 from carr_jax.actor import EVALUATION, Actor, acting, make_scheduler, weight_sync
 from carr_jax.agreement import check_agreement
+from carr_jax.calls.errors import CannotGoOn
 from carr_jax.distributed import is_first, share
 from carr_jax.judging import how_to_go_on
 from carr_jax.learner import Learner
 from carr_jax.learning.advantages import OK, group_advantages, over_length_masks
 from carr_jax.learning.batch import Example, from_trajectory
-from carr_jax.llm.errors import CannotGoOn
 from carr_jax.observe.begun import write_begun
 from carr_jax.observe.files import atomic_file
 from carr_jax.observe.live import LiveView, summary_table
@@ -124,7 +124,7 @@ async def take_steps(
                     view.phase("save")
                     row = {"step": learner.done, **clock.metrics(), **rollout_metrics(groups), **learned}
                     row |= version_metrics(groups, version=step) | {"rollout/refilled": scheduler.refilled}
-                    row |= actor.server_metrics()
+                    row |= actor.server_metrics() | actor.tool_metrics()
                     metrics.append(row)
                     if due(learner.done, config):
                         write_trajectories(run.trajectories(learner.done), groups)

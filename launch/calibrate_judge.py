@@ -20,10 +20,10 @@ from rich.console import Console
 from rich.table import Table
 
 from carr_jax.calibrating import read_labels, world_labels
+from carr_jax.calls.errors import CannotGoOn
 from carr_jax.command import OptionParser, end_well
 from carr_jax.gate import write_report
 from carr_jax.judging import chosen_judge, how_to_go_on, judge_name, make_judge
-from carr_jax.llm.errors import CannotGoOn
 from carr_jax.records import InputError
 from carr_jax.rewards.calibration import HUMAN, cost_per_trajectory, judge_labels, measure, mistakes
 

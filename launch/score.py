@@ -20,9 +20,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # works from a clone that is
 
 from rich.console import Console
 
+from carr_jax.calls.errors import CannotGoOn
 from carr_jax.command import OptionParser, end_well
 from carr_jax.judging import chosen_judge, how_to_go_on, judge_name, make_judge
-from carr_jax.llm.errors import CannotGoOn
 from carr_jax.observe.verdicts import show_verdicts
 from carr_jax.records import InputError
 from carr_jax.rewards.carr import READERS

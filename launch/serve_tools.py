@@ -16,12 +16,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))  # works from a clone that is not installed
 
 from carr_jax.command import OptionParser, end_well
-from carr_jax.judging import chosen_config
+from carr_jax.judging import chosen_search
 from carr_jax.records import InputError
 from carr_jax.search.server import TOKEN_VARIABLE, Limits, make_app
 from carr_jax.search.sessions import Sessions
 from carr_jax.serving import check_exposure, serve
-from carr_jax.task import served_tools
+from carr_jax.task import ready, served_tools
 
 
 def parse(argv):
@@ -47,17 +47,18 @@ def parse(argv):
 
 def run(argv):
     given = parse(argv)
-    tools = served_tools(chosen_config(argv))
+    tools = served_tools(chosen_search(argv, given.workdir))
 
-    def ready(port):
+    def listening(port):
         print(f"ready: http://{given.host}:{port}/")
         sys.stdout.flush()
 
     async def main():
         with Sessions(given.workdir / "sessions.sqlite", given.idle, given.sessions) as sessions:
-            limits = Limits(calls=given.calls)
-            app = make_app(tools, sessions, os.environ.get(TOKEN_VARIABLE, ""), limits)
-            await serve(app, given.host, given.port, ready)
+            async with ready(tools, given.workdir):
+                limits = Limits(calls=given.calls)
+                app = make_app(tools, sessions, os.environ.get(TOKEN_VARIABLE, ""), limits)
+                await serve(app, given.host, given.port, listening)
         print("closed: all that was asked is answered")
 
     asyncio.run(main())

@@ -125,6 +125,35 @@ def test_mistakes_about_the_judge_are_one_line(options, says, capsys, tmp_path):
     assert says in out and out.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ([], "config.search.web.search_keys: the environment variable SERPER_API_KEY is not set"),
+        (
+            ["--config.search.web.budget_usd=5.0"],
+            "config.search.web.budget_usd needs config.search.web.search_usd",
+        ),
+        (["--config.search.web.ports=(0,)"], "config.search.web.ports must be ports"),
+        (
+            ["--config.search.web.retold_share=2.0"],
+            "config.search.web.retold_share=2.0 must lie between 0 and 1",
+        ),
+        (
+            ["--config.search.cache.mode=replay"],
+            "tools/answers.sqlite; make one with config.search.cache.mode=record",
+        ),
+        (["--config.search.cache.mode=recrod"], "did you mean record?"),
+    ],
+)
+def test_mistakes_about_the_web_are_one_line(options, says, capsys, tmp_path, monkeypatch):
+    monkeypatch.delenv("SERPER_API_KEY", raising=False)
+    monkeypatch.setenv("JINA_API_KEY", "not-to-be-shown")
+    web = [f"--config={TINY}", "--config.search.source=web", "--config.data.source=world"]
+    assert run_main(*web, *options, f"--workdir={tmp_path}") == 2
+    out = capsys.readouterr().out
+    assert says in out and out.count("\n") == 1 and "not-to-be-shown" not in out and "JINA_API_KEY" not in out
+
+
 def test_everything_that_a_judge_lacks_is_said_at_once(capsys, tmp_path, monkeypatch):
     """Keys that are not set, addresses that are none, and addresses where nobody listens; never a key."""
     monkeypatch.delenv("JUDGE_KEY_A", raising=False)
@@ -199,15 +228,18 @@ def test_every_field_is_read():
         "learn": {f.name for f in dataclasses.fields(LearnConfig)},
         "mesh": set(MESH_AXES),
     }
-    sources = [p.read_text() for p in (ROOT / "carr_jax").rglob("*.py") if p.name != "config.py"]
+    aliases = ("agent", "search.web", "search.cache")
+    here = ("config.py", "sections.py")
+    sources = [p.read_text() for p in (ROOT / "carr_jax").rglob("*.py") if p.name not in here]
     for name in {**configuration.flatten(configuration.rl()), **configuration.flatten(configuration.sft())}:
         section, _, field = name.rpartition(".")
         if field in passed_on.get(section, ()):
             continue
         owner = section or "config"
         pattern = rf"\b{owner}\.{field}\b" if section else r"\bconfig\.seed\b"
-        aliased = rf"\bagent\.{field}\b"  # task.py names the section before it reads it
-        assert any(re.search(pattern, s) or (section == "agent" and re.search(aliased, s)) for s in sources), (
+        alias = section if section == "agent" else section.removeprefix("search.")
+        aliased = rf"\b{alias}\.{field}\b"  # task.py names these sections before it reads them
+        assert any(re.search(pattern, s) or (section in aliases and re.search(aliased, s)) for s in sources), (
             name
         )
 

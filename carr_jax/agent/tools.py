@@ -10,6 +10,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from carr_jax.calls.errors import CannotGoOn
 from carr_jax.records import UNAVAILABLE, ToolCall, ToolResult
 
 SEARCH, OPEN, FIND = "browser.search", "browser.open", "browser.find"
@@ -70,7 +71,7 @@ class BadArgument(ValueError):
 
 
 async def run_call(session: SearchSession, name: str, arguments: Mapping[str, Any]) -> ToolResult:
-    """Execute one call; never raises for anything the policy or the session does wrong.
+    """Execute one call; raises CannotGoOn, and never for anything the policy or the session does wrong.
 
     A wrong argument gives error "bad_call" with a sentence for the policy.  An exception of the session gives
     error "unavailable"; its cause goes to the log and not to the policy.
@@ -81,6 +82,8 @@ async def run_call(session: SearchSession, name: str, arguments: Mapping[str, An
         return ToolResult(f"Error: {mistake}", error="bad_call")
     try:
         return await method(*values)
+    except CannotGoOn:  # a budget is spent, no key is left: the run ends, and not this episode
+        raise
     except Exception:
         log.warning("tool %s failed with arguments %r", name, values, exc_info=True)
         return ToolResult(UNAVAILABLE, error="unavailable", reason="internal")

@@ -8,9 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from carr_jax.calls.errors import CallError, NotRecorded
 from carr_jax.llm.cache import ReplyCache
 from carr_jax.llm.client import ChatClient
-from carr_jax.llm.errors import ChatError, NotRecorded, Unusable
+from carr_jax.llm.errors import Unusable
 from carr_jax.llm.messages import Reply, Request
 from carr_jax.llm.replies import is_from_reasoning
 
@@ -97,7 +98,7 @@ async def _answered(
             reply = await client.complete(_attempt(request, attempt), purpose)
             asked = asked.plus(reply)
             value = read(reply)
-        except ChatError as error:
+        except CallError as error:
             return dataclasses.replace(asked, reason=str(error))
         except Unusable as error:
             asked = dataclasses.replace(asked, invalid=asked.invalid + 1, reason=str(error))

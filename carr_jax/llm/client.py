@@ -11,22 +11,25 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-import aiohttp
-
+from carr_jax.calls.errors import CallError
+from carr_jax.calls.flights import Flights
+from carr_jax.calls.http import Answer, exchange, open_http, retry_after
+from carr_jax.calls.lanes import Lane, Lanes
+from carr_jax.calls.ledger import Ledger
+from carr_jax.calls.patience import Patience, Timing
 from carr_jax.llm.endpoints import Endpoint
-from carr_jax.llm.errors import ChatError
-from carr_jax.llm.flights import Flights
-from carr_jax.llm.lanes import ChatOptions, Lane, Lanes, Timing
-from carr_jax.llm.ledger import Ledger
-from carr_jax.llm.messages import Dialect, Reply, Request, error_message, parse_reply, request_body, retry_after
+from carr_jax.llm.messages import Dialect, Reply, Request, error_message, parse_reply, request_body
 
 _LARGEST = 8 << 20  # bytes of an answer
-_CONNECT_S = 20.0
 _MORE_ROOM = 4  # times the tokens, for a reply that was cut off
 _FORGIVEN = 2  # times in a row that a key which has worked may be forbidden something
+
+log = logging.getLogger(__name__)
 
 
 class ChatClient:
@@ -42,20 +45,16 @@ class ChatClient:
         endpoints: Sequence[Endpoint],
         environment: Mapping[str, str],
         ledger: Ledger,
-        options: ChatOptions = ChatOptions(),
+        options: Patience = Patience(),
         timing: Timing = Timing(),
     ) -> None:
         self.model, self.ledger = model, ledger
         self.flights: Flights[Any] = Flights()
         self._options, self._timing = options, timing
-        self._lanes = Lanes(endpoints, environment, options, timing)
+        self._lanes = Lanes([_Place(e) for e in endpoints], environment, options, timing)
 
     async def __aenter__(self) -> ChatClient:
-        self._http = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0),  # shorter than servers' (TS-17)
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
-            trust_env=False,
-        )
+        self._http = open_http()
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -64,7 +63,7 @@ class ChatClient:
     async def complete(self, request: Request, purpose: str) -> Reply:
         """The reply to a request; one that was cut off for want of room is asked again once, with more (JP-04).
 
-        Raises ChatError when there is none, BudgetSpent, and NoKeyLeft.
+        Raises CallError when there is none, BudgetSpent, and NoKeyLeft.
         """
         reply = await self._repeated(request, purpose)
         if reply.finish != "length":
@@ -72,23 +71,11 @@ class ChatClient:
         roomy = dataclasses.replace(request, max_tokens=_MORE_ROOM * request.max_tokens)
         try:
             return _after(reply, await self._repeated(roomy, purpose))
-        except ChatError:  # such as an endpoint that does not give so much room
+        except CallError:  # such as an endpoint that does not give so much room
             return reply
 
     async def _repeated(self, request: Request, purpose: str) -> Reply:
-        """Asks again what may succeed later, on another lane where there is one (TS-10)."""
-        failures, failed = 0, None
-        while True:
-            async with self._lanes.one(failed) as lane:
-                try:
-                    return await self._ask(lane, request, purpose)
-                except ChatError as error:
-                    self._lanes.failed(lane, error)
-                    failures, failed, last = failures + (error.kind != "key"), lane, error
-            if not last.retry or failures >= self._options.attempts:
-                raise last
-            if failures:
-                await self._timing.sleep(self._lanes.backoff(failures))
+        return await self._lanes.repeated(lambda lane: self._ask(lane, request, purpose))
 
     async def _ask(self, lane: Lane, request: Request, purpose: str) -> Reply:
         """One reply, in a dialect that the endpoint takes; one that worked is remembered."""
@@ -96,13 +83,13 @@ class ChatClient:
         while True:
             try:
                 reply = await self._paid(lane, request, dialect, purpose)
-            except ChatError as error:
+            except CallError as error:
                 refused = error.kind == "refused"
                 dialect = dialect.after(error.said, request.schema is not None) if refused else None
                 if dialect is None:
                     raise
             else:
-                lane.answered(dialect)
+                lane.place.takes(dialect)
                 return reply
 
     async def _paid(self, lane: Lane, request: Request, dialect: Dialect, purpose: str) -> Reply:
@@ -112,7 +99,7 @@ class ChatClient:
             start = self._timing.clock()
             try:
                 reply = parse_reply(await self._post(lane, request, dialect), request)
-            except (ChatError, asyncio.CancelledError) as error:
+            except (CallError, asyncio.CancelledError) as error:
                 if getattr(error, "billed", True):
                     lost = Reply("", prompt_tokens=request.prompt_tokens)
                     self.ledger.record(f"{purpose} (no reply)", self.model, lost)
@@ -122,58 +109,66 @@ class ChatClient:
             return dataclasses.replace(reply, cost_usd=cost, latency_s=took, dialect=str(dialect))
 
     async def _post(self, lane: Lane, request: Request, dialect: Dialect) -> bytes:
-        """The body of a successful answer.  Raises ChatError."""
+        """The body of a successful answer.  Raises CallError."""
         endpoint = lane.place.endpoint
         headers = {"Authorization": f"Bearer {lane.key}"} if lane.key else {}
         body = request_body(request, endpoint.model or self.model, dialect)
         url = f"{endpoint.url}/chat/completions"
-        try:
-            async with (
-                asyncio.timeout(self._options.request_s),
-                self._http.post(url, json=body, headers=headers, allow_redirects=False) as answer,
-            ):
-                raw = await _read(answer, lane)
-        except TimeoutError as error:
-            text = f"{lane}: no answer in {self._options.request_s:g} s"
-            raise ChatError("timeout", text, retry=True, billed=True) from error
-        except aiohttp.ClientConnectorCertificateError as error:
-            raise ChatError("tls", f"{lane}: {error}") from error
-        except aiohttp.ClientConnectorError as error:
-            raise ChatError("unreachable", f"{lane}: {error}", retry=True) from error
-        except (aiohttp.ClientError, OSError) as error:
-            text = f"{lane}: {error or type(error).__name__}"
-            raise ChatError("broken", text, retry=True, billed=True) from error
+        answer = await exchange(
+            self._http,
+            "POST",
+            url,
+            name=lane,
+            seconds=self._options.request_s,
+            most_bytes=_LARGEST,
+            json=body,
+            headers=headers,
+        )
         if answer.status != 200:
-            raise self._refusal(lane, answer, raw)
-        return raw
+            raise self._refusal(lane, answer)
+        return answer.body
 
-    def _refusal(self, lane: Lane, answer: aiohttp.ClientResponse, raw: bytes) -> ChatError:
+    def _refusal(self, lane: Lane, answer: Answer) -> CallError:
         """What an answer other than 200 means."""
-        said = error_message(raw)
+        said = error_message(answer.body)
         said = said.replace(lane.key, "(the key)") if lane.key else said
         text, status = f"{lane}: HTTP {answer.status}: {said}", answer.status
         if 300 <= status < 400:
-            return ChatError("redirect", f"{text}; give the address that it redirects to")
-        if status in (401, 402) or (status == 429 and "insufficient_quota" in raw.decode(errors="replace")):
-            return ChatError("key", text, retry=True)
+            return CallError("redirect", f"{text}; give the address that it redirects to")
+        if status in (401, 402) or (
+            status == 429 and "insufficient_quota" in answer.body.decode(errors="replace")
+        ):
+            return CallError("key", text, retry=True)
         if status == 403:  # the key, or one text that the endpoint will not read
             lane.forbidden += 1
             bad_key = not lane.works or lane.forbidden > _FORGIVEN
-            return ChatError("key", text, retry=True) if bad_key else ChatError("forbidden", text)
+            return CallError("key", text, retry=True) if bad_key else CallError("forbidden", text)
         if status in (408, 429) or status >= 500:
             wait = retry_after(answer.headers.get("Retry-After"), self._timing.now())
-            return ChatError("busy" if status == 429 else "server", text, retry=True, retry_after=wait)
-        return ChatError("refused", text, said=said)
+            return CallError("busy" if status == 429 else "server", text, retry=True, retry_after=wait)
+        return CallError("refused", text, said=said)
 
 
-async def _read(answer: aiohttp.ClientResponse, lane: Lane) -> bytes:
-    """The body, up to a limit.  Raises ChatError beyond."""
-    body = bytearray()
-    async for chunk in answer.content.iter_chunked(1 << 16):
-        body += chunk
-        if len(body) > _LARGEST:
-            raise ChatError("endless", f"{lane}: an answer of more than {_LARGEST >> 20} MiB", billed=True)
-    return bytes(body)
+@dataclass(eq=False)
+class _Place:
+    """An endpoint and how it wants to be asked, as far as that was found out."""
+
+    endpoint: Endpoint
+    dialect: Dialect = Dialect()
+
+    @property
+    def url(self) -> str:
+        return self.endpoint.url
+
+    @property
+    def key_names(self) -> tuple[str, ...]:
+        return self.endpoint.key_names
+
+    def takes(self, dialect: Dialect) -> None:
+        """It answered when it was asked so."""
+        if dialect != self.dialect:
+            log.warning("%s: from now on asked with %s", self.url, dialect)
+        self.dialect = dialect
 
 
 def _after(first: Reply, second: Reply) -> Reply:

@@ -1,49 +1,7 @@
-"""What can go wrong when a language model is asked: with one call, with one reply, or for good."""
+"""What can go wrong with the reply of a language model."""
 
 from __future__ import annotations
 
 
-class ChatError(Exception):
-    """A call that gave no reply.  `kind` is short and stable, for counting; the text never holds a key.
-
-    `retry` says whether the same call may succeed later, `retry_after` how many seconds the server asks to
-    wait, `billed` whether the provider may have counted the tokens all the same, and `said` is what the server
-    itself said.
-    """
-
-    def __init__(
-        self,
-        kind: str,
-        text: str,
-        *,
-        retry: bool = False,
-        retry_after: float | None = None,
-        billed: bool = False,
-        said: str = "",
-    ) -> None:
-        super().__init__(f"{kind}: {text}")
-        self.kind, self.retry, self.retry_after, self.billed, self.said = kind, retry, retry_after, billed, said
-
-
 class Unusable(Exception):
     """A reply that does not say what was asked, or says two things; the text is one line."""
-
-
-class CannotGoOn(Exception):
-    """No later call can succeed either: what has been done should be saved, and the run end."""
-
-
-class BudgetSpent(CannotGoOn):
-    """The next call could cost more than is left of the budget."""
-
-
-class NoKeyLeft(CannotGoOn):
-    """Every key of every endpoint was refused."""
-
-
-class NotRecorded(CannotGoOn):
-    """A cache that only replays has no reply to this request."""
-
-
-class NotWritten(CannotGoOn):
-    """The reply cache or the account book cannot be read or written any more, as on a full disk."""

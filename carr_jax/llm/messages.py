@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import email.utils
 import hashlib
 import json
 import re
@@ -12,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from carr_jax.llm.errors import ChatError
+from carr_jax.calls.errors import CallError
 
 _SHOWN = 300  # characters of an answer in an error message
 _BYTES_PER_TOKEN = 2  # hardly any text has more tokens than that, so estimates err on the dear side
@@ -132,7 +131,7 @@ def request_body(request: Request, model: str, dialect: Dialect) -> dict[str, An
 def parse_reply(raw: bytes, request: Request) -> Reply:
     """Read a successful answer.  No choices, or a message of null, is a reply without text (JP-09).
 
-    A reply that does not say its tokens gets upper estimates.  Raises ChatError for what is no completion.
+    A reply that does not say its tokens gets upper estimates.  Raises CallError for what is no completion.
     """
     try:
         answer = json.loads(raw)
@@ -157,7 +156,7 @@ def parse_reply(raw: bytes, request: Request) -> Reply:
         )
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         text = f"an answer that is no completion: {error or type(error).__name__}"
-        raise ChatError("garbled", text, retry=True, billed=True) from error
+        raise CallError("garbled", text, retry=True, billed=True) from error
 
 
 def _text(content: Any) -> str:
@@ -190,18 +189,3 @@ def error_message(raw: bytes) -> str:
         said = said.get("message") or said if isinstance(said, dict) else said
     text = str(said) if said else raw[: 4 * _SHOWN].decode(errors="replace")
     return " ".join(text.split())[:_SHOWN] or "(empty)"
-
-
-def retry_after(header: str | None, now: float) -> float | None:
-    """Seconds to wait by a Retry-After header, which holds seconds or an HTTP date; `now` is Unix time.
-
-    None for a header that is absent or says neither.
-    """
-    if header is None:
-        return None
-    with contextlib.suppress(ValueError):
-        seconds = float(header)
-        return max(seconds, 0.0) if seconds < float("inf") else None
-    with contextlib.suppress(ValueError, TypeError, OverflowError):
-        return max(email.utils.parsedate_to_datetime(header).timestamp() - now, 0.0)
-    return None

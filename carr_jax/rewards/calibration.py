@@ -94,7 +94,7 @@ def label_from_json(row: Mapping[str, Any]) -> Label:
 
 
 async def judge_labels(labels: Sequence[Label], judge: Judge) -> list[Verdict]:
-    """The verdict on each label; what fails is unknown.  Raises llm.errors.CannotGoOn."""
+    """The verdict on each label; what fails is unknown.  Raises calls.errors.CannotGoOn."""
     return list(await asyncio.gather(*(carr.ask(label.step, _call(label, judge)) for label in labels)))
 
 

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Mapping, Sequence
 
 import numpy as np
 
-from carr_jax.llm.errors import CannotGoOn
+from carr_jax.calls.errors import CannotGoOn
 from carr_jax.records import End, Question, Rubric, RubricScore, Score, Trajectory, Verdict
 from carr_jax.rewards import citations, reference, rubrics
 from carr_jax.rewards.citations import Reading

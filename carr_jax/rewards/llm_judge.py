@@ -41,7 +41,7 @@ class JudgeOptions:
 
 
 class LLMJudge:
-    """Implements `rewards.judge.Judge`.  Raises nothing but `llm.errors.CannotGoOn`."""
+    """Implements `rewards.judge.Judge`.  Raises nothing but `calls.errors.CannotGoOn`."""
 
     def __init__(self, client: ChatClient, cache: ReplyCache, options: JudgeOptions = JudgeOptions()) -> None:
         self._client, self._cache, self._options = client, cache, options

@@ -62,7 +62,7 @@ def from_evidence(question: Question) -> Made:
 async def make_rubrics(
     question: Question, client: ChatClient, cache: ReplyCache, options: MakerOptions = MakerOptions()
 ) -> Made:
-    """Rubrics by a model.  Raises llm.errors.CannotGoOn, such as a budget that is spent."""
+    """Rubrics by a model.  Raises calls.errors.CannotGoOn, such as a budget that is spent."""
     if question.answer_type == "yesno":
         return Made(
             None, ("yes and no are no entity that rubrics could lead to; use it for outcome reward only",)

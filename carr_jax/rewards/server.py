@@ -17,7 +17,7 @@ from typing import Any
 
 from aiohttp import web
 
-from carr_jax.llm.errors import CannotGoOn
+from carr_jax.calls.errors import CannotGoOn
 from carr_jax.rewards import protocol
 from carr_jax.rewards.judge import Judge
 from carr_jax.serving import DESK, RETRY, Desk, Refused, exposition, guard, health, route

@@ -14,6 +14,7 @@ from carr_jax.agent.buffer import Buffer
 from carr_jax.agent.chat import Chat
 from carr_jax.agent.episode import Budgets, Engine, run_episode
 from carr_jax.agent.tools import Tools
+from carr_jax.calls.errors import CannotGoOn
 from carr_jax.records import Begun, End, Question, Score, Trajectory
 from carr_jax.rollout.staleness import StalenessGate
 
@@ -169,10 +170,13 @@ class Scheduler:
         self._tasks[position] = asyncio.create_task(self._run(position, group))
 
     async def _run(self, position: int, group: _Group) -> None:
-        async with asyncio.TaskGroup() as episodes:
-            for sample, sibling in enumerate(group.siblings):
-                if isinstance(sibling, Buffer):
-                    episodes.create_task(self._episode(position, group, sample))
+        try:
+            async with asyncio.TaskGroup() as episodes:
+                for sample, sibling in enumerate(group.siblings):
+                    if isinstance(sibling, Buffer):
+                        episodes.create_task(self._episode(position, group, sample))
+        except* CannotGoOn as failed:  # of a tool; one speaks for all
+            raise failed.exceptions[0] from None
         start = time.perf_counter()
         trajectories = tuple(group.siblings)
         scores = tuple(await self.score(group.question, trajectories))

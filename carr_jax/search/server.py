@@ -11,6 +11,7 @@ calls of an interrupted episode showed.  What a source could not do is answered 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,9 +19,11 @@ from typing import Any
 from aiohttp import web
 
 from carr_jax.agent.tools import Tools, run_call
+from carr_jax.calls.errors import CannotGoOn
 from carr_jax.records import UNAVAILABLE, InputError, ToolCall, ToolResult
 from carr_jax.search.sessions import Held, Sessions
-from carr_jax.serving import DESK, Desk, busy, exposition, guard, health, route
+from carr_jax.search.web import WebTools
+from carr_jax.serving import DESK, Desk, Refused, busy, exposition, guard, health, route
 from carr_jax.stored import to_json, tool_result_from_json
 
 TOKEN_VARIABLE = "CARR_TOOLS_TOKEN"
@@ -29,6 +32,8 @@ EXPIRED = "session_expired"  # the reason of a call to a session that was forgot
 _KEYS = ("session_id", "name", "arguments", "remote_env_info")
 _ID_CHARS = 256
 _RESTORED = 10_000  # most results of one restore
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -61,7 +66,10 @@ def make_app(
     desk = app[DESK] = Desk(limits.calls, limits.waiting)
 
     async def metrics(request: web.Request) -> web.Response:
-        return exposition("carr_tools", {"inside": desk.inside, "sessions": len(sessions)}, desk)
+        gauges = {"inside": desk.inside, "sessions": len(sessions)}
+        if isinstance(tools, WebTools):
+            gauges |= {f"web_{name}": value for name, value in tools.totals().items()}
+        return exposition("carr_tools", gauges, desk)
 
     async def work(request: Any) -> web.Response:
         asked = read(request)
@@ -112,7 +120,8 @@ def _question(info: Mapping[str, Any]) -> str:
 async def act(asked: Asked, tools: Tools, sessions: Sessions) -> ToolResult:
     """What one request does; calls of one session come one after the other.
 
-    Raises InputError for what cannot be restored, and Refused when there is no room for another session.
+    Raises InputError for what cannot be restored, and Refused when there is no room for another session, and
+    when the source cannot go on at all.
     """
     if asked.name == CLOSE:
         sessions.close(asked.session_id)
@@ -132,7 +141,11 @@ async def act(asked: Asked, tools: Tools, sessions: Sessions) -> ToolResult:
 async def _called(held: Held, asked: Asked) -> ToolResult:
     if asked.name == START:
         return ToolResult("The session is open.")
-    result = await run_call(held.session, asked.name, asked.arguments)
+    try:
+        result = await run_call(held.session, asked.name, asked.arguments)
+    except CannotGoOn as problem:  # a budget is spent, no key is left: nothing that is asked again helps
+        log.warning("%s; %s", problem, problem.remedy)
+        raise Refused(str(problem)) from problem
     held.remember(result)
     return result
 

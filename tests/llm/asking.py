@@ -6,9 +6,9 @@ import dataclasses
 
 from stub import FakeTime
 
+from carr_jax.calls.ledger import Ledger, Prices
+from carr_jax.calls.patience import Patience
 from carr_jax.llm.client import ChatClient
-from carr_jax.llm.lanes import ChatOptions
-from carr_jax.llm.ledger import Ledger, Prices
 from carr_jax.llm.messages import Request
 
 REQUEST = Request((("user", "u"),), 50)
@@ -26,7 +26,7 @@ async def asking(tmp_path, *endpoints, prices=FREE, budget=0.0, time=None, **opt
     """A client with a ledger of its own, and fake time unless told otherwise."""
     ledger = Ledger(tmp_path / "ledger.jsonl", prices, budget)
     time = time or FakeTime()
-    async with ChatClient("m", endpoints, KEYS, ledger, ChatOptions(**options), time.timing()) as client:
+    async with ChatClient("m", endpoints, KEYS, ledger, Patience(**options), time.timing()) as client:
         client.time = time
         yield client
 

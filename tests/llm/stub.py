@@ -240,7 +240,7 @@ class FakeTime:
         await asyncio.sleep(0)
 
     def timing(self):
-        from carr_jax.llm.lanes import Timing
+        from carr_jax.calls.patience import Timing
 
         return Timing(
             clock=lambda: self.t,

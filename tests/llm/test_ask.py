@@ -6,13 +6,13 @@ import contextlib
 import pytest
 from stub import ODD, USELESS, FakeTime, Stub
 
+from carr_jax.calls.errors import NotRecorded
+from carr_jax.calls.ledger import Ledger, Prices
+from carr_jax.calls.patience import Patience
 from carr_jax.llm.ask import AGAIN, ask
 from carr_jax.llm.cache import ReplyCache
 from carr_jax.llm.client import ChatClient
 from carr_jax.llm.endpoints import Endpoint
-from carr_jax.llm.errors import NotRecorded
-from carr_jax.llm.lanes import ChatOptions
-from carr_jax.llm.ledger import Ledger, Prices
 from carr_jax.llm.messages import Request
 from carr_jax.llm.replies import answer_text, read_object
 
@@ -32,7 +32,7 @@ async def world(tmp_path, replay=False):
     """(stub, function that asks)."""
     cache = ReplyCache(tmp_path / "replies.sqlite", replay)
     ledger = Ledger(tmp_path / "ledger.jsonl", Prices(1.0, 1.0, 1.0))
-    options, timing = ChatOptions(attempts=2), FakeTime().timing()
+    options, timing = Patience(attempts=2), FakeTime().timing()
     async with (
         Stub(lambda body: MIND) as stub,
         ChatClient("m", (Endpoint(stub.url),), {}, ledger, options, timing) as client,

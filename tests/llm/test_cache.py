@@ -5,9 +5,9 @@ import multiprocessing
 
 import pytest
 
+from carr_jax.calls.errors import NotRecorded, NotWritten
+from carr_jax.calls.ledger import Ledger, Prices, Spent
 from carr_jax.llm.cache import ReplyCache
-from carr_jax.llm.errors import NotRecorded, NotWritten
-from carr_jax.llm.ledger import Ledger, Prices, Spent
 from carr_jax.llm.messages import Reply
 from carr_jax.records import InputError
 

@@ -12,9 +12,9 @@ import pytest
 from asking import KEYS, REQUEST, asking, mind, run
 from stub import Stub
 
+from carr_jax.calls.errors import BudgetSpent, CallError, NoKeyLeft
+from carr_jax.calls.ledger import Prices
 from carr_jax.llm.endpoints import Endpoint
-from carr_jax.llm.errors import BudgetSpent, ChatError, NoKeyLeft
-from carr_jax.llm.ledger import Prices
 
 
 def test_a_reply_with_its_tokens_price_and_name(tmp_path):
@@ -46,7 +46,7 @@ def test_what_may_pass_is_asked_again(tmp_path, fault):
             # half of 1 s, half of 2 s; after a storm also the rest that the lane asked for
             assert [s for s in client.time.slept if s > 0] == [0.5, 1.0]
             stub.script = [fault] * 9
-            with pytest.raises(ChatError):
+            with pytest.raises(CallError):
                 await client.complete(REQUEST, "p")
             assert len(stub.given) == 3 + 8, "eight attempts"
 
@@ -58,7 +58,7 @@ def test_what_will_not_pass_fails_at_once(tmp_path, fault):
     async def test():
         async with Stub(mind) as stub, asking(tmp_path, Endpoint(stub.url, ("K1",))) as client:
             stub.script = [fault]
-            with pytest.raises(ChatError) as caught:
+            with pytest.raises(CallError) as caught:
                 await client.complete(REQUEST, "p")
             assert caught.value.kind == ("refused" if fault.startswith("http") else fault)
             assert stub.given == [fault], "and a redirect is not followed"
@@ -75,7 +75,7 @@ def test_a_server_that_hangs_is_left_and_may_send_a_bill(tmp_path):
             asking(tmp_path, Endpoint(stub.url), request_s=0.2, attempts=2, prices=Prices(1.0)) as client,
         ):
             stub.script = ["hang", "hang"]
-            with pytest.raises(ChatError, match="no answer in 0.2 s"):
+            with pytest.raises(CallError, match="no answer in 0.2 s"):
                 await client.complete(REQUEST, "p")
             lost = client.ledger.by_purpose["m", "p (no reply)"]
             assert (lost.calls, lost.prompt_tokens) == (2, 32)  # 16 estimated for a prompt of one byte
@@ -86,7 +86,7 @@ def test_a_server_that_hangs_is_left_and_may_send_a_bill(tmp_path):
 def test_nobody_listens(tmp_path):
     async def test():
         async with asking(tmp_path, Endpoint("http://127.0.0.1:9/v1"), attempts=2) as client:
-            with pytest.raises(ChatError) as caught:
+            with pytest.raises(CallError) as caught:
                 await client.complete(REQUEST, "p")
             assert caught.value.kind == "unreachable" and not client.ledger.by_purpose, "and nobody bills"
 
@@ -100,7 +100,7 @@ def test_plain_http_is_no_tls(tmp_path):
         async with Stub(mind) as stub:
             url = stub.url.replace("http:", "https:")
             async with asking(tmp_path, Endpoint(url), attempts=1) as client:
-                with pytest.raises(ChatError):
+                with pytest.raises(CallError):
                     await client.complete(REQUEST, "p")
                 assert stub.calls == []
 
@@ -124,7 +124,7 @@ def test_a_certificate_that_nobody_vouches_for_gets_no_key_and_no_second_try(tmp
         async with Stub(mind, tls=certificate(tmp_path)) as stub:
             endpoint = Endpoint(stub.url, ("K1",))
             async with asking(tmp_path, endpoint, prices=Prices(1.0)) as client:
-                with pytest.raises(ChatError, match="(?i)certificate") as caught:
+                with pytest.raises(CallError, match="(?i)certificate") as caught:
                     await client.complete(REQUEST, "p")
                 assert (caught.value.kind, caught.value.retry, caught.value.billed) == ("tls", False, False)
                 assert (stub.calls, stub.keys, client.time.slept) == ([], [], [])
@@ -156,7 +156,7 @@ def test_a_server_that_asks_to_wait_for_hours_fails_the_call(tmp_path):
     async def test():
         async with Stub(mind) as stub, asking(tmp_path, Endpoint(stub.url)) as client:
             stub.script, stub.retry_after = ["storm"], "7200"
-            with pytest.raises(ChatError, match="busy.*asks to wait 7200 s|busy.*asks to wait 71.. s"):
+            with pytest.raises(CallError, match="busy.*asks to wait 7200 s|busy.*asks to wait 71.. s"):
                 await client.complete(REQUEST, "p")
             assert stub.given == ["storm"] and client.time.t < 120
 
@@ -202,11 +202,11 @@ def test_one_forbidden_text_does_not_cost_the_key(tmp_path):
         async with Stub(mind) as stub, asking(tmp_path, Endpoint(stub.url, ("K1",))) as client:
             await client.complete(REQUEST, "p")
             stub.script = ["http_403"]
-            with pytest.raises(ChatError, match="forbidden"):
+            with pytest.raises(CallError, match="forbidden"):
                 await client.complete(REQUEST, "p")
             assert (await client.complete(REQUEST, "p")).text == "hello"
             stub.script = ["http_403"] * 3
-            for kind in (ChatError, ChatError, NoKeyLeft):
+            for kind in (CallError, CallError, NoKeyLeft):
                 with pytest.raises(kind):
                     await client.complete(REQUEST, "p")
 
@@ -249,7 +249,7 @@ def test_waiting_in_our_own_queue_has_its_own_limit(tmp_path):
             stub.script = ["hang"]
             first = asyncio.create_task(client.complete(REQUEST, "p"))
             await asyncio.sleep(0.05)
-            with pytest.raises(ChatError, match="queue"):
+            with pytest.raises(CallError, match="queue"):
                 await client.complete(REQUEST, "p")
             first.cancel()
             await asyncio.gather(first, return_exceptions=True)

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stub import Stub
 
+from carr_jax.calls.errors import CallError
+from carr_jax.calls.ledger import Prices
 from carr_jax.llm.endpoints import Endpoint
-from carr_jax.llm.errors import ChatError
-from carr_jax.llm.ledger import Prices
 from carr_jax.llm.messages import Dialect
 
 NO_TEMPERATURE = {
@@ -47,7 +47,7 @@ def test_a_refusal_for_another_reason_teaches_nothing(tmp_path):
     async def test():
         async with Stub(mind) as stub, asking(tmp_path, Endpoint(stub.url)) as client:
             stub.script = ["http_400"] * 3
-            with pytest.raises(ChatError, match="refused"):
+            with pytest.raises(CallError, match="refused"):
                 await client.complete(STRUCTURED, "p")
             await client.complete(STRUCTURED, "p")
             assert stub.calls[-1]["response_format"]["type"] == "json_schema"
@@ -132,7 +132,7 @@ def test_the_address_of_an_endpoint_is_no_refusal(tmp_path):
     async def test():
         async with Stub(mind) as stub, asking(tmp_path, Endpoint(stub.url, ("seed",))) as client:
             stub.script = ["http_400"]
-            with pytest.raises(ChatError, match=r"\(seed\).*too long"):
+            with pytest.raises(CallError, match=r"\(seed\).*too long"):
                 await client.complete(REQUEST, "p")
             assert len(stub.calls) == 1
 

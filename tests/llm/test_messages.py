@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from carr_jax.calls.errors import CallError
+from carr_jax.calls.http import retry_after
 from carr_jax.llm.endpoints import Endpoint, missing_keys, parse_endpoint
-from carr_jax.llm.errors import ChatError
-from carr_jax.llm.messages import Dialect, Reply, Request, error_message, parse_reply, request_body, retry_after
+from carr_jax.llm.messages import Dialect, Reply, Request, error_message, parse_reply, request_body
 from carr_jax.records import InputError
 
 REQUEST = Request((("system", "s"), ("user", "u")), 50, seed=3, schema={"type": "object"})
@@ -113,14 +114,14 @@ def test_replies(raw, reply):
     ],
 )  # fmt: skip
 def test_what_is_no_completion_is_a_typed_error(raw):
-    with pytest.raises(ChatError) as caught:
+    with pytest.raises(CallError) as caught:
         parse_reply(raw, REQUEST)
     assert caught.value.kind == "garbled" and caught.value.retry and caught.value.billed
 
 
 @given(st.binary(max_size=60))
 def test_no_bytes_raise_anything_else(raw):
-    with pytest.raises(ChatError):
+    with pytest.raises(CallError):
         parse_reply(raw, REQUEST)
     assert error_message(raw)
 

@@ -12,10 +12,10 @@ sys.path.append(str(Path(__file__).parents[1] / "llm"))
 from stub import FakeTime, Stub
 
 from carr_jax.calibrating import read_labels, world_labels
+from carr_jax.calls.ledger import Ledger, Prices
 from carr_jax.llm.cache import ReplyCache
 from carr_jax.llm.client import ChatClient
 from carr_jax.llm.endpoints import Endpoint
-from carr_jax.llm.ledger import Ledger, Prices
 from carr_jax.records import InputError, Question, Rubric, Verdict
 from carr_jax.rewards.calibration import (
     Label,

@@ -14,13 +14,14 @@ from scripted_judge import answer, trajectory
 sys.path.append(str(Path(__file__).parents[1] / "llm"))
 from stub import TRANSPORT, USELESS, FakeTime, Stub
 
+from carr_jax.calls.errors import BudgetSpent, NotRecorded
+from carr_jax.calls.ledger import Ledger, Prices
+from carr_jax.calls.patience import Patience
 from carr_jax.llm.ask import Asked
 from carr_jax.llm.cache import ReplyCache
 from carr_jax.llm.client import ChatClient
 from carr_jax.llm.endpoints import Endpoint
-from carr_jax.llm.errors import BudgetSpent, NotRecorded, Unusable
-from carr_jax.llm.lanes import ChatOptions
-from carr_jax.llm.ledger import Ledger, Prices
+from carr_jax.llm.errors import Unusable
 from carr_jax.records import Question, Rubric
 from carr_jax.rewards.group import score_group
 from carr_jax.rewards.llm_judge import JudgeOptions, LLMJudge, counted, read_names, read_outcome, read_proofs
@@ -83,7 +84,7 @@ EVERYTHING = "carr_all_rollouts"  # the mix in which every rubric counts
 @contextlib.asynccontextmanager
 async def judging(folder, stub, *, prices=FREE, budget=0.0, replay=False, request_s=30.0, votes=1, tries=3):
     ledger = Ledger(folder / "ledger.jsonl", prices, budget)
-    options = ChatOptions(request_s=request_s, attempts=3)
+    options = Patience(request_s=request_s, attempts=3)
     cache = ReplyCache(folder / "replies.sqlite", replay)
     async with ChatClient("m", (Endpoint(stub.url),), {}, ledger, options, FakeTime().timing()) as client:
         yield LLMJudge(client, cache, JudgeOptions(votes=votes, tries=tries))

@@ -18,11 +18,11 @@ from scripted_judge import answer, trajectory
 sys.path.append(str(Path(__file__).parents[1]))
 from processes import free_port
 
+from carr_jax.calls.ledger import Ledger, Prices
+from carr_jax.calls.patience import Patience
 from carr_jax.llm.cache import ReplyCache
 from carr_jax.llm.client import ChatClient
 from carr_jax.llm.endpoints import Endpoint
-from carr_jax.llm.lanes import ChatOptions
-from carr_jax.llm.ledger import Ledger, Prices
 from carr_jax.records import Question, Rubric
 from carr_jax.rewards.group import score_group
 from carr_jax.rewards.llm_judge import JudgeOptions, LLMJudge
@@ -95,7 +95,7 @@ async def judged(folder, url):
     """(verdicts by sample, replies heard, account book) of the group."""
     ledger = Ledger(folder / "ledger.jsonl", Prices(1.0, 1.0, 1.0))
     cache = ReplyCache(folder / "replies.sqlite")
-    options = ChatOptions(concurrency=2, attempts=1, request_s=300.0)
+    options = Patience(concurrency=2, attempts=1, request_s=300.0)
     async with Heard("smollm2", (Endpoint(url),), {}, ledger, options) as client:
         judge = LLMJudge(client, cache, JudgeOptions(max_tokens=100, tries=2))
         scores = await score_group(QUESTION, GROUP, judge, "carr_all_rollouts", score_everything=True)

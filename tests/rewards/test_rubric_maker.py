@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 sys.path.append(str(Path(__file__).parents[1] / "llm"))
 from stub import USELESS, FakeTime, Stub
 
+from carr_jax.calls.errors import BudgetSpent
+from carr_jax.calls.ledger import Ledger, Prices
+from carr_jax.calls.patience import Patience
 from carr_jax.llm.cache import ReplyCache
 from carr_jax.llm.client import ChatClient
 from carr_jax.llm.endpoints import Endpoint
-from carr_jax.llm.errors import BudgetSpent
-from carr_jax.llm.lanes import ChatOptions
-from carr_jax.llm.ledger import Ledger, Prices
 from carr_jax.records import Question, Rubric
 from carr_jax.rewards.prompts import CLOSING, rubric_prompt
 from carr_jax.rewards.rubric_maker import MakerOptions, evidence, from_evidence, make_rubrics
@@ -60,7 +60,7 @@ def writer(*drafts):
 async def model(folder, stub, budget):
     ledger = Ledger(folder / "ledger.jsonl", Prices(1.0, 1.0, 1.0), budget)
     cache = ReplyCache(folder / "replies.sqlite")
-    options, timing = ChatOptions(attempts=2), FakeTime().timing()
+    options, timing = Patience(attempts=2), FakeTime().timing()
     async with ChatClient("m", (Endpoint(stub.url),), {}, ledger, options, timing) as client:
         yield client, cache
 

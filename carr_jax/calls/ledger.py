@@ -1,4 +1,4 @@
-"""Tokens and money: what was spent on whom and for what, and the budget that is not overspent."""
+"""Calls, tokens and money: what was spent on whom and for what, and the budget that is not overspent."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from collections import defaultdict
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
-from carr_jax.llm.errors import BudgetSpent, NotWritten
-from carr_jax.llm.messages import Reply
+from carr_jax.calls.errors import BudgetSpent, NotWritten
 from carr_jax.records import InputError
 
 _MILLION = 1_000_000
@@ -31,6 +31,14 @@ class Prices:
         """US dollars; `cached` tokens are a part of the `prompt` tokens."""
         fresh = prompt - cached
         return (fresh * self.prompt + cached * self.cached + completion * self.completion) / _MILLION
+
+
+class Usage(Protocol):
+    """The tokens of a reply."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
 
 
 @dataclass(frozen=True)
@@ -94,19 +102,23 @@ class Ledger:
     def _has_room(self, usd: float) -> bool:
         return not self.budget_usd or self.spent_usd + self._held + usd <= self.budget_usd
 
-    def record(self, purpose: str, model: str, reply: Reply) -> float:
-        """Enter a paid reply; returns what it cost in US dollars.  Raises NotWritten."""
-        cost = self.prices.cost(reply.prompt_tokens, reply.cached_tokens, reply.completion_tokens)
-        spent = Spent(1, reply.prompt_tokens, reply.cached_tokens, reply.completion_tokens, cost)
-        self.by_purpose[model, purpose] += spent
-        self.spent_usd += cost
-        line = json.dumps({"model": model, "purpose": purpose, **dataclasses.asdict(spent)}) + "\n"
+    def record(self, purpose: str, model: str, reply: Usage) -> float:
+        """Enter a paid reply of a language model; returns what it cost in US dollars.  Raises NotWritten."""
+        tokens = (reply.prompt_tokens, reply.cached_tokens, reply.completion_tokens)
+        cost = self.prices.cost(*tokens)
+        self.enter(purpose, model, Spent(1, *tokens, cost))
+        return cost
+
+    def enter(self, purpose: str, whom: str, spent: Spent) -> None:
+        """Enter what a call took; `whom` is the model, or the provider.  Raises NotWritten."""
+        self.by_purpose[whom, purpose] += spent
+        self.spent_usd += spent.cost_usd
+        line = json.dumps({"model": whom, "purpose": purpose, **dataclasses.asdict(spent)}) + "\n"
         try:
             with open(self.path, "ab", buffering=0) as file:  # one write: a kill can only tear the end
                 file.write(line.encode())
         except OSError as error:
             raise NotWritten(f"{self.path}: a call was paid and cannot be entered ({error})") from error
-        return cost
 
 
 def _read(path: Path) -> list[tuple[tuple[str, str], Spent]]:

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from carr_jax.llm.flights import Flights
+from carr_jax.calls.flights import Flights
 
 
 class Errand:
@@ -89,5 +89,30 @@ def test_with_the_last_one_the_errand_ends_and_the_next_begins_anew():
         assert all(task.cancelled() for task in tasks) and errand.given_up == 1
         errand.go.set()
         assert await late == (2, True)
+
+    run(test)
+
+
+def test_one_that_always_lands_is_not_given_up_by_those_who_leave():
+    async def test():
+        flights, errand = Flights(lands=True), Errand()
+        (left,) = await joined(flights, errand, 1)
+        left.cancel()
+        await asyncio.wait([left])
+        late = asyncio.create_task(flights.join("k", errand))
+        errand.go.set()
+        assert await late == (1, True) and errand.given_up == 0, "the one who came later joined it"
+        assert await flights.join("k", errand) == (2, True)
+
+    run(test)
+
+
+def test_what_is_under_way_at_the_end_is_given_up():
+    async def test():
+        flights, errand = Flights(lands=True), Errand()
+        tasks = await joined(flights, errand, 2) + await joined(flights, errand, 1, "other")
+        await flights.close()
+        await asyncio.wait(tasks)
+        assert all(task.cancelled() for task in tasks) and errand.given_up == 2
 
     run(test)

@@ -1,67 +1,39 @@
-"""Whose turn it is: each key of each endpoint is a lane, with a limit, a rest it asked for, and a record."""
+"""Whose turn it is: each key of each address is a lane, with a limit, a pace, a rest, and a record."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-import random
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
-from carr_jax.llm.endpoints import Endpoint
-from carr_jax.llm.errors import ChatError, NoKeyLeft
-from carr_jax.llm.messages import Dialect
+from carr_jax.calls.breaker import Breaker
+from carr_jax.calls.errors import CallError, NoKeyLeft
+from carr_jax.calls.patience import Patience, Timing
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class ChatOptions:
-    """How many calls at a time, and how patient.  Times in seconds.
+class Place(Protocol):
+    """An address that is called, and the environment variables that hold its keys (none: it needs no key)."""
 
-    Waiting in our own queue has a limit of its own (`queue_s`, 0 for none), so that `request_s` is about the
-    endpoint alone.  The n-th repetition comes after a random time up to `backoff_s * 2 ** (n - 1)`, at most
-    `longest_s`; an endpoint that asks to wait longer than `longest_s` fails the call.
-    """
-
-    concurrency: int = 64  # of all keys together
-    per_key: int = 0  # of one key, 0 for no limit of its own
-    request_s: float = 120.0
-    queue_s: float = 0.0
-    attempts: int = 8
-    backoff_s: float = 1.0
-    longest_s: float = 120.0
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Time and chance, which tests replace: seconds that only go up, Unix time, sleep, a draw from [0, 1)."""
-
-    clock: Callable[[], float] = time.monotonic
-    now: Callable[[], float] = time.time
-    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
-    draw: Callable[[], float] = random.random
-
-
-@dataclass(eq=False)
-class Place:
-    """An endpoint and how it wants to be asked, as far as that was found out."""
-
-    endpoint: Endpoint
-    dialect: Dialect = Dialect()
+    url: str
+    key_names: tuple[str, ...]
 
 
 @dataclass(eq=False)
 class Lane:
-    """One key of one endpoint.  `str` names it without the key."""
+    """One key of one address.  `str` names it without the key."""
 
     place: Place
     key_name: str
     key: str
     slots: asyncio.Semaphore | contextlib.nullcontext
     load: int = 0  # calls that have it or wait for it
+    next_at: float = 0.0  # when the pace allows the next call
     rest_until: float = 0.0  # the server asked to wait
     doubt_until: float = 0.0  # it failed: others first, where there are any
     failures: int = 0  # in a row
@@ -70,45 +42,68 @@ class Lane:
     closed: bool = False  # its key is not accepted
 
     def __str__(self) -> str:
-        return f"{self.place.endpoint.url} ({self.key_name or 'no key'})"
+        return f"{self.place.url} ({self.key_name or 'no key'})"
 
-    def answered(self, dialect: Dialect) -> None:
-        """It works, and takes this dialect."""
-        if dialect != self.place.dialect:
-            log.warning("%s: from now on asked with %s", self.place.endpoint.url, dialect)
-        self.place.dialect, self.works = dialect, True
-        self.failures, self.forbidden, self.doubt_until = 0, 0, 0.0
+    def answered(self) -> None:
+        """It works."""
+        self.works, self.failures, self.forbidden, self.doubt_until = True, 0, 0, 0.0
 
 
 class Lanes:
-    """The lanes of some endpoints, whose keys are read from `environment`."""
+    """The lanes of some places, whose keys are read from `environment`."""
 
     def __init__(
         self,
-        endpoints: Sequence[Endpoint],
+        places: Sequence[Place],
         environment: Mapping[str, str],
-        options: ChatOptions,
+        options: Patience,
         timing: Timing,
     ) -> None:
         self._options, self._timing = options, timing
+        self.breaker = Breaker(options, timing)
         self._all = asyncio.Semaphore(options.concurrency)
         self._lanes = [
             Lane(place, name, environment.get(name, "").strip(), self._slots())
-            for place in map(Place, endpoints)
-            for name in place.endpoint.key_names or ("",)
+            for place in places
+            for name in place.key_names or ("",)
         ]
 
     def _slots(self) -> asyncio.Semaphore | contextlib.nullcontext:
         return asyncio.Semaphore(self._options.per_key) if self._options.per_key else contextlib.nullcontext()
+
+    async def repeated(self, attempt: Callable[[Lane], Awaitable[T]]) -> T:
+        """What `attempt` returns; what may succeed later is repeated, rather on another lane (TS-10).
+
+        While the breaker is open, failures are no fault of this call and do not count.  Raises CallError, and
+        NoKeyLeft.
+        """
+        failures, failed = 0, None
+        while True:
+            async with self.one(failed) as lane, self.breaker.passed():
+                try:
+                    value = await attempt(lane)
+                except CallError as error:
+                    self.failed(lane, error)
+                    last, failed = error, lane
+                else:
+                    lane.answered()
+                    self.breaker.answered()
+                    return value
+            failures += last.kind != "key" and not self.breaker.is_open
+            if not last.retry or failures >= self._options.attempts:
+                raise last
+            if failures:
+                await self._timing.sleep(self.backoff(failures))
 
     def backoff(self, failures: int) -> float:
         """Seconds to wait after so many failures; full jitter: who failed together does not return together."""
         most = min(self._options.backoff_s * 2 ** (failures - 1), self._options.longest_s)
         return self._timing.draw() * most
 
-    def failed(self, lane: Lane, error: ChatError) -> None:
+    def failed(self, lane: Lane, error: CallError) -> None:
         """What a failure says about its lane."""
         now = self._timing.clock()
+        self.breaker.failed(error)
         if error.retry:
             lane.failures += 1
             lane.doubt_until = now + self.backoff(lane.failures)
@@ -122,7 +117,7 @@ class Lanes:
     async def one(self, avoid: Lane | None) -> AsyncIterator[Lane]:
         """A lane with room for one more call, rather not `avoid`, which just failed.
 
-        Raises ChatError when that takes too long, and NoKeyLeft.
+        Raises CallError when that takes too long, and NoKeyLeft.
         """
         async with contextlib.AsyncExitStack() as held:
             try:
@@ -130,7 +125,7 @@ class Lanes:
                     while not (lane := await self._enter(held, avoid)):
                         await held.aclose()
             except TimeoutError as error:
-                raise ChatError("queue", f"no free place in {self._options.queue_s:g} s") from error
+                raise CallError("queue", f"no free place in {self._options.queue_s:g} s") from error
             yield lane
 
     async def _enter(self, held: contextlib.AsyncExitStack, avoid: Lane | None) -> Lane | None:
@@ -140,7 +135,17 @@ class Lanes:
         lane.load += 1
         held.callback(_leave, lane)
         await held.enter_async_context(lane.slots)
+        await self._paced(lane)
         return None if lane.closed or lane.rest_until > self._timing.clock() else lane
+
+    async def _paced(self, lane: Lane) -> None:
+        """Until the pace allows one more call: a bucket of one token, so that calls come evenly (TS-09)."""
+        if self._options.rate:
+            now = self._timing.clock()
+            start = max(lane.next_at, now)
+            lane.next_at = start + 1 / self._options.rate
+            if start > now:
+                await self._timing.sleep(start - now)
 
     async def _rested(self, avoid: Lane | None) -> Lane:
         """The best lane, once it need not rest."""
@@ -155,7 +160,7 @@ class Lanes:
             if (rest := lane.rest_until - now) <= 0:
                 return lane
             if rest > self._options.longest_s:
-                raise ChatError("busy", f"{lane} asks to wait {rest:.0f} s")
+                raise CallError("busy", f"{lane} asks to wait {rest:.0f} s")
             await self._timing.sleep(rest + self.backoff(1))
 
 

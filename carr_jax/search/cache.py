@@ -1,0 +1,75 @@
+"""What the web answered, on disk: nobody is asked twice, and a recorded run repeats without a network.
+
+Modes: `use` forgets answers that are too old; `record` keeps every first answer for ever, outages too, until
+there is a better one; `replay` asks nobody; `off` remembers nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from carr_jax.calls.errors import NotRecorded
+from carr_jax.calls.store import Store
+from carr_jax.records import InputError
+
+MODES = ("use", "record", "replay", "off")
+
+
+@dataclass(frozen=True)
+class Lifetimes:
+    """Seconds after which an answer is too old: of a search, of a page, and of a page that is missing."""
+
+    search: float = 7 * 86_400.0
+    page: float = 30 * 86_400.0
+    missing: float = 3_600.0
+
+
+class AnswerCache:
+    """A map from the key of a call to its answer, a JSON value, and the kind of that: a field of `Lifetimes`.
+
+    Raises InputError as `Store` does, and in mode `replay` when the file is not there.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        mode: str,
+        lifetimes: Lifetimes = Lifetimes(),
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self.path, self.mode = Path(path), mode
+        self._lifetimes, self._now = lifetimes, now
+        if mode == "replay" and not self.path.is_file():
+            raise InputError(f"{path}: there are no answers to replay; record a run first")
+        columns = "key TEXT PRIMARY KEY, kind TEXT NOT NULL, made REAL NOT NULL, answer BLOB NOT NULL"
+        self._store = None if mode == "off" else Store(self.path, "answers", columns)
+
+    def get(self, key: str, call: str) -> Any:
+        """The answer to a call, or None.  Raises NotRecorded, naming the call, when there is none to replay."""
+        row = self._store.get(key) if self._store is not None else None
+        if row is not None and (self.mode != "use" or self._is_fresh(row[1], row[2])):
+            return json.loads(zlib.decompress(row[3]))
+        if self.mode == "replay":
+            raise NotRecorded(
+                f"{self.path} has no answer to {call}, and only replays",
+                remedy="give config.search.cache.mode=record to ask for it",
+            )
+        return None
+
+    def put(self, key: str, kind: str, answer: Any) -> None:
+        """Keep an answer; an outage is kept in mode `record` only, for a run that is repeated."""
+        if self._store is not None and self.mode != "replay" and (kind != "outage" or self.mode == "record"):
+            self._store.put(key, kind, self._now(), zlib.compress(json.dumps(answer).encode(), 6))
+
+    def _is_fresh(self, kind: str, made: float) -> bool:
+        return self._now() - made < getattr(self._lifetimes, kind, 0.0)
+
+    def close(self) -> None:
+        if self._store is not None:
+            self._store.close()
