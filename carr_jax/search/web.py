@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from carr_jax.addresses import asked_address
 from carr_jax.calls.errors import BudgetSpent, NoKeyLeft
 from carr_jax.calls.flights import Flights
 from carr_jax.calls.http import open_http
@@ -28,7 +29,7 @@ from carr_jax.search.cache import AnswerCache, Lifetimes
 from carr_jax.search.fetch import Fetcher, FetchOptions
 from carr_jax.search.hygiene import HygieneRules, withheld
 from carr_jax.search.providers import Searcher
-from carr_jax.search.reader import OwnReader, Reader, asked_address
+from carr_jax.search.reader import OwnReader, Reader
 from carr_jax.search.safety import Lookup, Rules, system_lookup
 from carr_jax.search.said import missing
 from carr_jax.search.service import Address, Service
