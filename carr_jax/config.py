@@ -103,7 +103,7 @@ def rl() -> ConfigDict:
     config["reward"] = dict(
         mix="carr_paper",  # how outcome and rubric reward become one number, see rewards/mixing.py
         alpha=0.3,  # weight of the rubric (or entity) reward
-        entity_names="exact",  # e_grpo looks for: exact canonical names, or robust: any name, folded
+        entity_names="exact",  # e_grpo looks for: exact canonical names, or robust: any name, and variants
         citations="tolerant",  # how they are read: tolerant, or strict_reference (as the public code does)
         over_length="stats_only",  # over-length: stats_only, train_as_failure or drop
         score_everything=False,  # also judge rubrics that cannot change a reward, for the metrics
@@ -221,7 +221,7 @@ _POSITIVE = (
 ).split()
 _SHARES = (
     "serve.memory_fraction world.obfuscate world.shortcut reward.alpha learn.eps_low learn.b1 learn.b2 "
-    "sft.wander sft.min_outcome sft.min_rubric search.web.retold_share"
+    "sft.wander sft.min_outcome sft.min_rubric search.web.retold_share judge.at_least"
 ).split()
 _AXES = "mesh.data mesh.fsdp mesh.expert mesh.context mesh.tensor".split()
 _NOT_NEGATIVE = (

@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 
 from carr_jax.addresses import http_address
 from carr_jax.config import flatten, problems, to_json
+from carr_jax.gate import gate_problems
 from carr_jax.llm.endpoints import missing_keys, parse_endpoint
 from carr_jax.records import InputError
 from carr_jax.search.web import cache_file
@@ -52,7 +53,7 @@ def preflight(config: ConfigDict, workdir: Path) -> list[str]:
         if (error := _silence(address))
     ]
     servers += search_problems(config, workdir)
-    judge = judge_problems(config, workdir) if "judge" in config else []
+    judge = judge_problems(config, workdir) + gate_problems(config) if "judge" in config else []
     return found + servers + judge + _workdir_problems(config, workdir)
 
 
@@ -161,7 +162,8 @@ def _workdir_problems(config: ConfigDict, workdir: Path) -> list[str]:
 _MAY_CHANGE = set(
     "train.steps train.trajectories_every checkpoint.every checkpoint.keep judge.endpoints judge.concurrency "
     "judge.key_concurrency judge.queue_s judge.request_s judge.cache judge.replay judge.budget_usd "
-    "judge.price_prompt judge.price_cached judge.price_completion search.web.search_url search.web.search_keys "
+    "judge.price_prompt judge.price_cached judge.price_completion judge.at_least judge.calibration "
+    "search.web.search_url search.web.search_keys "
     "search.web.search_rate search.web.reader_url search.web.reader_keys search.web.read_rate "
     "search.web.concurrency search.web.request_s search.web.attempts search.web.outage_s search.web.search_usd "
     "search.web.page_usd search.web.budget_usd search.cache.mode search.cache.path "

@@ -89,6 +89,8 @@ def judge_section() -> dict:
         price_completion=0.0,  # and of replies
         page_bytes=24_000,  # most that the judge reads of one cited page
         pages_bytes=200_000,  # and of all of them, or of a response
+        at_least=0.0,  # share of right decisions in each step below which no run starts; 0 = start unmeasured
+        calibration="runs/calibration/report.json",  # where launch/calibrate_judge.py wrote that share
     )
 
 
