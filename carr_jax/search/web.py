@@ -96,6 +96,7 @@ class WebTools:
             self._cache = AnswerCache(cache_file(options.cache, folder), options.mode, options.lifetimes)
             stack.callback(self._cache.close)
             self._ledger = Ledger(folder / "tools" / "ledger.jsonl", Prices(), options.budget_usd)
+            stack.callback(self._ledger.close)
             self._told = self.totals()
             self._flights: Flights[tuple[str, Any]] = Flights(lands=True)  # what was paid is kept
             if options.mode != "replay":
@@ -171,7 +172,7 @@ class WebTools:
         """What is remembered of a call, else what comes of it.  Raises Missing, Outage, and CannotGoOn."""
         text = json.dumps([_FORMAT, *parts])
         key = hashlib.sha256(text.encode()).hexdigest()
-        known = await asyncio.to_thread(self._cache.get, key, call)
+        known = await self._cache.get(key, call)
         if known is not None and not (known[0] == "outage" and self._cache.mode != "replay"):
             self.count("cached")
         else:
@@ -196,7 +197,7 @@ class WebTools:
             raise BudgetSpent(str(error), "give a larger config.search.web.budget_usd") from error
         except NoKeyLeft as error:
             raise NoKeyLeft(str(error), "see to the keys that config.search.web names") from error
-        await asyncio.to_thread(self._cache.put, key, known[0], known)
+        await self._cache.put(key, known[0], known)
         return known
 
 
