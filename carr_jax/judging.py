@@ -103,6 +103,7 @@ async def open_client(config: ConfigDict, folder: Path) -> AsyncIterator[tuple[C
             yield client, cache
     finally:
         cache.close()
+        ledger.close()
 
 
 def how_to_go_on(error: CannotGoOn) -> str:

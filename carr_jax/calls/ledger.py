@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
+import io
 import json
+import operator
 import os
 from collections import defaultdict
 from collections.abc import AsyncIterator
@@ -52,11 +53,7 @@ class Spent:
     cost_usd: float = 0.0
 
     def __add__(self, other: Spent) -> Spent:
-        return Spent(*(a + b for a, b in zip(_values(self), _values(other), strict=True)))
-
-
-def _values(spent: Spent) -> tuple:
-    return dataclasses.astuple(spent)
+        return Spent(*map(operator.add, vars(self).values(), vars(other).values()))
 
 
 class Ledger:
@@ -64,13 +61,14 @@ class Ledger:
 
     `budget_usd` is the most that all calls together may cost, 0 for no limit.  A line counts once its newline
     is in the file; a kill inside a write leaves a last line without one, which is cut off.  Raises InputError,
-    naming the line, for a file that holds anything else.
+    naming the line, for a file that holds anything else.  It is open from the first entry to `close`.
     """
 
     def __init__(self, path: Path, prices: Prices, budget_usd: float = 0.0) -> None:
         self.path, self.prices, self.budget_usd = Path(path), prices, budget_usd
         self.by_purpose: dict[tuple[str, str], Spent] = defaultdict(Spent)  # of (model, purpose)
         self._held, self._holders = 0.0, 0
+        self._file: io.FileIO | None = None
         self._released = asyncio.Event()
         for (model, purpose), spent in _read(self.path):
             self.by_purpose[model, purpose] += spent
@@ -113,12 +111,18 @@ class Ledger:
         """Enter what a call took; `whom` is the model, or the provider.  Raises NotWritten."""
         self.by_purpose[whom, purpose] += spent
         self.spent_usd += spent.cost_usd
-        line = json.dumps({"model": whom, "purpose": purpose, **dataclasses.asdict(spent)}) + "\n"
+        line = json.dumps({"model": whom, "purpose": purpose, **vars(spent)}) + "\n"
         try:
-            with open(self.path, "ab", buffering=0) as file:  # one write: a kill can only tear the end
-                file.write(line.encode())
+            if self._file is None:
+                self._file = io.FileIO(self.path, "a")
+            self._file.write(line.encode())  # one write: a kill can only tear the end
         except OSError as error:
             raise NotWritten(f"{self.path}: a call was paid and cannot be entered ({error})") from error
+
+    def close(self) -> None:
+        """Nothing is entered any more."""
+        if self._file is not None:
+            self._file.close()
 
 
 def _read(path: Path) -> list[tuple[tuple[str, str], Spent]]:

@@ -27,33 +27,37 @@ class Store:
 
     def __init__(self, path: Path, table: str, columns: str) -> None:
         self.path, self._table = Path(path), table
-        self._lock = threading.Lock()
+        self._reading, self._writing = threading.Lock(), threading.Lock()
         with self._named(InputError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = sqlite3.connect(
-                self.path, timeout=_WAIT_S, isolation_level=None, check_same_thread=False
-            )
-            self._file.execute("PRAGMA journal_mode=WAL")
-            self._file.execute("PRAGMA synchronous=NORMAL")  # a power cut may lose the last values, no others
-            self._file.execute(f"CREATE TABLE IF NOT EXISTS {table} ({columns})")
+            self._writer = self._connection()
+            self._writer.execute("PRAGMA journal_mode=WAL")
+            self._writer.execute("PRAGMA synchronous=NORMAL")  # a power cut may lose the last values, no others
+            self._writer.execute(f"CREATE TABLE IF NOT EXISTS {table} ({columns})")
+            self._reader = self._connection()  # in this mode reading never waits for who writes
+
+    def _connection(self) -> sqlite3.Connection:
+        return sqlite3.connect(self.path, timeout=_WAIT_S, isolation_level=None, check_same_thread=False)
 
     def get(self, key: str) -> tuple | None:
-        """The row of a key."""
-        with self._lock, self._named(NotWritten):
-            return self._file.execute(f"SELECT * FROM {self._table} WHERE key = ?", (key,)).fetchone()
+        """The row of a key; some microseconds of work where the system has that part of the file in memory."""
+        with self._reading, self._named(NotWritten):
+            return self._reader.execute(f"SELECT * FROM {self._table} WHERE key = ?", (key,)).fetchone()
 
-    def put(self, *row: object) -> None:
-        """Keep a row, instead of one with the same key."""
-        places = ", ".join("?" * len(row))
-        with self._lock, self._named(NotWritten):
-            self._file.execute(f"INSERT OR REPLACE INTO {self._table} VALUES ({places})", row)
+    def put(self, *rows: tuple) -> None:
+        """Keep rows, all or none, instead of those with the same keys; may wait for other processes."""
+        places = ", ".join("?" * len(rows[0]))
+        with self._writing, self._named(NotWritten), self._writer:
+            self._writer.execute("BEGIN IMMEDIATE")
+            self._writer.executemany(f"INSERT OR REPLACE INTO {self._table} VALUES ({places})", rows)
 
     def __len__(self) -> int:
-        with self._lock, self._named(NotWritten):
-            return self._file.execute(f"SELECT COUNT(*) FROM {self._table}").fetchone()[0]
+        with self._reading, self._named(NotWritten):
+            return self._reader.execute(f"SELECT COUNT(*) FROM {self._table}").fetchone()[0]
 
     def close(self) -> None:
-        self._file.close()
+        self._reader.close()
+        self._writer.close()
 
     @contextlib.contextmanager
     def _named(self, kind: type[Exception]) -> Iterator[None]:

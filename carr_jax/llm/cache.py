@@ -37,7 +37,7 @@ class ReplyCache:
 
     def put(self, key: str, reply: Reply) -> None:
         """Keep a reply.  Only what could be used belongs here: what could not is asked again."""
-        self._store.put(key, json.dumps(dataclasses.asdict(reply)))
+        self._store.put((key, json.dumps(dataclasses.asdict(reply))))
 
     def __len__(self) -> int:
         return len(self._store)

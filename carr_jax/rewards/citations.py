@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from carr_jax.addresses import canonical_url, host_of
 from carr_jax.records import Seen, Trajectory
-from carr_jax.rewards.urls import LINK_STOP, Found, canonical_url, host_of, url_end, urls_in
+from carr_jax.rewards.urls import LINK_STOP, Found, url_end, urls_in
 
 MAX_PAGES = 20  # cited pages that count (CaRR eq. 8)
 _LINK = re.compile(r"\[([^\[\]\n]{1,200})\]\([\s<]{0,20}(?:view-source:)?https?://", re.IGNORECASE)

@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from carr_jax.addresses import canonical_url
 from carr_jax.records import End, Question, Rubric, Seen, ToolCall, ToolResult, Trajectory, Turn
 from carr_jax.rewards import reference
-from carr_jax.rewards.urls import canonical_url
 from carr_jax.stored import question_from_json, trajectory_from_json
 
 Row = Mapping[str, Any]

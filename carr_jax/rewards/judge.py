@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from carr_jax.addresses import canonical_url
 from carr_jax.records import Question, Rubric, Verdict
 from carr_jax.rewards import matching, rubrics
-from carr_jax.rewards.urls import canonical_url
 
 
 class Judge(Protocol):

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from carr_jax.addresses import canonical_url
 from carr_jax.llm.ask import Asked, ask
 from carr_jax.llm.cache import ReplyCache
 from carr_jax.llm.client import ChatClient
@@ -19,7 +20,6 @@ from carr_jax.llm.errors import Unusable
 from carr_jax.llm.messages import Reply, Request
 from carr_jax.llm.replies import answer_text, read_object
 from carr_jax.records import Question, Verdict
-from carr_jax.rewards.citations import canonical_url
 from carr_jax.rewards.judge import stated_name
 from carr_jax.rewards.matching import fold_name
 from carr_jax.rewards.prompts import Prompt, identify_prompt, outcome_prompt, support_prompt

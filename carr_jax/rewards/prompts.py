@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from carr_jax.addresses import canonical_url
 from carr_jax.records import Question
 from carr_jax.rewards import rubrics
-from carr_jax.rewards.citations import canonical_url
 from carr_jax.rewards.quoting import block, capped, code_of, quoted, shares, size
 
 _LONGEST_NAME = 200  # characters of a name in a statement

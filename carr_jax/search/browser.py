@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import math
 import re
-import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
-from urllib.parse import unquote, urlsplit
 
+from carr_jax.addresses import asked_keys, canonical_url
 from carr_jax.records import UNAVAILABLE, Page, Seen, ToolCall, ToolResult
 
 EMPTY_QUERY = "No query was given. Please give a non-empty search query."
@@ -202,7 +201,7 @@ def _block(i: int, hit: Hit) -> str:
 def _seen(opened: _Opened, kind: str, text: str) -> Seen:
     """Keeps the address that was asked for where another answered."""
     page = opened.page
-    redirected = canonical_url(opened.asked) != canonical_url(page.url)
+    redirected = canonical_url(page.url) not in asked_keys(opened.asked)
     return Seen(page.url, page.title, kind, text, opened.asked if redirected else "")
 
 
@@ -210,18 +209,7 @@ def _one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-# --------------------------------------------------------------------------------------- addresses and patterns
-
-
-def canonical_url(url: str) -> str:
-    """One key for all spellings of an address: no scheme, no fragment, percent-escapes undone, NFC."""
-    url = url.strip()
-    try:
-        parts = urlsplit(url)
-    except ValueError:  # such as an unclosed IPv6 bracket: an unknown address like any other
-        return url
-    query = f"?{parts.query}" if parts.query else ""
-    return unicodedata.normalize("NFC", f"{parts.netloc.lower()}{unquote(parts.path)}{query}")
+# ---------------------------------------------------------------------------------------------------- patterns
 
 
 def lower_in_place(text: str) -> str:

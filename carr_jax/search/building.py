@@ -19,8 +19,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from carr_jax.addresses import canonical_url
 from carr_jax.records import InputError, Page
-from carr_jax.search.browser import canonical_url
 from carr_jax.search.dense import Encoder, VectorFile
 from carr_jax.search.dump import Progress, Survey, pages, survey
 from carr_jax.search.index import LAYOUT, MANIFEST, index_format, read_manifest

@@ -6,6 +6,7 @@ there is a better one; `replay` asks nobody; `off` remembers nothing.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 import zlib
@@ -19,6 +20,7 @@ from carr_jax.calls.store import Store
 from carr_jax.records import InputError
 
 MODES = ("use", "record", "replay", "off")
+_LONG = 32_768  # bytes of an answer, packed, that is unpacked in a thread
 
 
 @dataclass(frozen=True)
@@ -48,13 +50,15 @@ class AnswerCache:
         if mode == "replay" and not self.path.is_file():
             raise InputError(f"{path}: there are no answers to replay; record a run first")
         columns = "key TEXT PRIMARY KEY, kind TEXT NOT NULL, made REAL NOT NULL, answer BLOB NOT NULL"
+        self._batch: list[tuple[str, str, float, Any]] = []  # of what waits to be written
+        self._turn = asyncio.Lock()
         self._store = None if mode == "off" else Store(self.path, "answers", columns)
 
-    def get(self, key: str, call: str) -> Any:
+    async def get(self, key: str, call: str) -> Any:
         """The answer to a call, or None.  Raises NotRecorded, naming the call, when there is none to replay."""
         row = self._store.get(key) if self._store is not None else None
         if row is not None and (self.mode != "use" or self._is_fresh(row[1], row[2])):
-            return json.loads(zlib.decompress(row[3]))
+            return _unpacked(row[3]) if len(row[3]) < _LONG else await asyncio.to_thread(_unpacked, row[3])
         if self.mode == "replay":
             raise NotRecorded(
                 f"{self.path} has no answer to {call}, and only replays",
@@ -62,10 +66,22 @@ class AnswerCache:
             )
         return None
 
-    def put(self, key: str, kind: str, answer: Any) -> None:
-        """Keep an answer; an outage is kept in mode `record` only, for a run that is repeated."""
-        if self._store is not None and self.mode != "replay" and (kind != "outage" or self.mode == "record"):
-            self._store.put(key, kind, self._now(), zlib.compress(json.dumps(answer).encode(), 6))
+    async def put(self, key: str, kind: str, answer: Any) -> None:
+        """Keep an answer; an outage is kept in mode `record` only, for a run that is repeated.
+
+        Answers that come while others are written are written together.
+        """
+        if self._store is None or self.mode == "replay" or (kind == "outage" and self.mode != "record"):
+            return
+        batch = self._batch
+        batch.append((key, kind, self._now(), answer))
+        async with self._turn:
+            if batch is self._batch:  # and not written together with the one before
+                self._batch = []
+                await asyncio.to_thread(self._write, batch)
+
+    def _write(self, batch: list[tuple[str, str, float, Any]]) -> None:
+        self._store.put(*((key, kind, made, _packed(answer)) for key, kind, made, answer in batch))
 
     def _is_fresh(self, kind: str, made: float) -> bool:
         return self._now() - made < getattr(self._lifetimes, kind, 0.0)
@@ -73,3 +89,11 @@ class AnswerCache:
     def close(self) -> None:
         if self._store is not None:
             self._store.close()
+
+
+def _packed(answer: Any) -> bytes:
+    return zlib.compress(json.dumps(answer).encode(), 6)
+
+
+def _unpacked(packed: bytes) -> Any:
+    return json.loads(zlib.decompress(packed))

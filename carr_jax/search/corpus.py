@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from carr_jax.addresses import asked_keys, canonical_url
 from carr_jax.records import Page
-from carr_jax.search.browser import NO_ADDRESS, Hit, Limits, Missing, Session, canonical_url
+from carr_jax.search.browser import NO_ADDRESS, Hit, Limits, Missing, Session
 from carr_jax.search.ranking import Ranked, Ranker, document, new_index, writer
 
 
@@ -26,8 +27,8 @@ class Corpus:
         self.ranker = Ranker(index, snippet_chars)
 
     def lookup(self, url: str) -> Page | None:
-        """The page at `url`, whatever its percent-encoding, scheme or fragment; None when there is none."""
-        return self._by_url.get(canonical_url(url))
+        """The page at `url`, however that is spelled; None when there is none."""
+        return next((self._by_url[key] for key in asked_keys(url) if key in self._by_url), None)
 
     def rank(self, query: str, num: int = 10) -> list[Ranked]:
         """The best `num` pages for the words of `query`, best first."""

@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from carr_jax.addresses import canonical_url
 from carr_jax.records import InputError, Page
-from carr_jax.search.browser import canonical_url
 from carr_jax.search.ranking import valid
 
 Progress = Callable[[int, int], None]  # bytes of the files that were read, and of all of them

@@ -48,12 +48,19 @@ def quotes(question: str, text: str) -> bool:
 
     A question without words is quoted nowhere (the reference finds it everywhere).
     """
-    asked, said = words(question), words(text)
-    if len(asked) < GRAM:
-        return bool(asked) and " ".join(asked) in " ".join(said)
-    grams = {tuple(asked[i : i + GRAM]) for i in range(len(asked) - GRAM + 1)}
-    firsts = {gram[0] for gram in grams}
+    asked, grams, firsts = _grams(question)
+    said = words(text)
+    if not grams:
+        return bool(asked) and asked in " ".join(said)
     return any(w in firsts and tuple(said[i : i + GRAM]) in grams for i, w in enumerate(said))
+
+
+@functools.lru_cache(maxsize=4096)
+def _grams(question: str) -> tuple[str, frozenset[tuple[str, ...]], frozenset[str]]:
+    """The words of a question, every 13 of them in a row, and the first of each 13."""
+    asked = words(question)
+    grams = frozenset(tuple(asked[i : i + GRAM]) for i in range(len(asked) - GRAM + 1))
+    return " ".join(asked), grams, frozenset(gram[0] for gram in grams)
 
 
 def retold_share(question: str, text: str) -> float:

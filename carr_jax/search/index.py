@@ -15,14 +15,15 @@ from typing import Any
 
 import tantivy
 
+from carr_jax.addresses import asked_keys
 from carr_jax.records import InputError, Page
-from carr_jax.search.browser import NO_ADDRESS, Hit, Limits, Missing, Session, canonical_url
+from carr_jax.search.browser import NO_ADDRESS, Hit, Limits, Missing, Session
 from carr_jax.search.dense import DenseSearch, open_dense
 from carr_jax.search.fusion import fused
 from carr_jax.search.ranking import Found, Ranked, Ranker, opened_index
 
 MANIFEST = "manifest.json"
-LAYOUT = 1  # of the folder; another one is built anew
+LAYOUT = 2  # of the folder; another one is built anew
 CANDIDATES = 100  # pages of each of the two rankings that are fused
 
 
@@ -70,8 +71,8 @@ class Index:
         self._threads.shutdown(cancel_futures=True)
 
     def lookup(self, url: str) -> Page | None:
-        """The page at `url`, whatever its percent-encoding, scheme or fragment; None when there is none."""
-        found = self._with("key", canonical_url(url))
+        """The page at `url`, however that is spelled; None when there is none."""
+        found = next((f for key in asked_keys(url) if (f := self._with("key", key))), None)
         return self._page(found) if found else None
 
     def rank(self, query: str, num: int = 10) -> list[Ranked]:

@@ -88,11 +88,3 @@ class OwnReader:
         except NoText as nothing:
             raise missing(nothing.reason) from nothing
         return Page(document.url, found.title, found.text)
-
-
-def asked_address(url: str) -> str:
-    """The address that a policy means: without the prefixes of readers, with a scheme."""
-    url = re.sub(
-        r"^(?:(?:https?://r\.jina\.ai/|view-source:)(?=[\w-]+:))+", "", url.strip(), flags=re.IGNORECASE
-    )
-    return url if re.match(r"[a-z][a-z0-9+.-]*:", url, re.IGNORECASE) or "." not in url else f"https://{url}"

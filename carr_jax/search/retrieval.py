@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Any
 
+from carr_jax.addresses import asked_keys, canonical_url
 from carr_jax.records import Page
-from carr_jax.search.browser import NO_ADDRESS, Hit, Limits, Missing, Outage, Session, canonical_url
+from carr_jax.search.browser import NO_ADDRESS, Hit, Limits, Missing, Outage, Session
 from carr_jax.search.dump import page_of
 from carr_jax.search.posting import Poster
 from carr_jax.search.snippets import best_stretch
@@ -45,8 +46,8 @@ class Retrieval:
 
     async def page(self, url: str) -> Page:
         """As `browser.Source`."""
-        key = canonical_url(url)
-        if key not in self._pages:
+        key = next((key for key in asked_keys(url) if key in self._pages), None)
+        if key is None:
             raise Missing(NO_ADDRESS, "no_page")
         self._pages.move_to_end(key)
         return self._pages[key]

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from carr_jax.addresses import asked_address
 from carr_jax.calls.errors import BudgetSpent, NoKeyLeft
 from carr_jax.calls.flights import Flights
 from carr_jax.calls.http import open_http
@@ -28,7 +29,7 @@ from carr_jax.search.cache import AnswerCache, Lifetimes
 from carr_jax.search.fetch import Fetcher, FetchOptions
 from carr_jax.search.hygiene import HygieneRules, withheld
 from carr_jax.search.providers import Searcher
-from carr_jax.search.reader import OwnReader, Reader, asked_address
+from carr_jax.search.reader import OwnReader, Reader
 from carr_jax.search.safety import Lookup, Rules, system_lookup
 from carr_jax.search.said import missing
 from carr_jax.search.service import Address, Service
@@ -95,6 +96,7 @@ class WebTools:
             self._cache = AnswerCache(cache_file(options.cache, folder), options.mode, options.lifetimes)
             stack.callback(self._cache.close)
             self._ledger = Ledger(folder / "tools" / "ledger.jsonl", Prices(), options.budget_usd)
+            stack.callback(self._ledger.close)
             self._told = self.totals()
             self._flights: Flights[tuple[str, Any]] = Flights(lands=True)  # what was paid is kept
             if options.mode != "replay":
@@ -170,7 +172,7 @@ class WebTools:
         """What is remembered of a call, else what comes of it.  Raises Missing, Outage, and CannotGoOn."""
         text = json.dumps([_FORMAT, *parts])
         key = hashlib.sha256(text.encode()).hexdigest()
-        known = await asyncio.to_thread(self._cache.get, key, call)
+        known = await self._cache.get(key, call)
         if known is not None and not (known[0] == "outage" and self._cache.mode != "replay"):
             self.count("cached")
         else:
@@ -195,7 +197,7 @@ class WebTools:
             raise BudgetSpent(str(error), "give a larger config.search.web.budget_usd") from error
         except NoKeyLeft as error:
             raise NoKeyLeft(str(error), "see to the keys that config.search.web names") from error
-        await asyncio.to_thread(self._cache.put, key, known[0], known)
+        await self._cache.put(key, known[0], known)
         return known
 
 

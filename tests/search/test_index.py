@@ -202,7 +202,7 @@ def test_what_is_no_whole_index_is_refused(tmp_path):
     manifest.write_text(text.replace('"pages": 200', '"pages": 201'))
     with pytest.raises(InputError, match="holds 200 pages where its manifest says 201"):
         Index(tmp_path / "x")
-    manifest.write_text(text.replace('"layout": 1', '"layout": 0'))
+    manifest.write_text(text.replace('"layout": 2', '"layout": 1'))
     with pytest.raises(InputError, match="another version"):
         Index(tmp_path / "x")
     manifest.write_text(text)

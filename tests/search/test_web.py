@@ -15,7 +15,7 @@ from carr_jax.search.browser import Missing
 from carr_jax.search.fetch import FetchOptions
 from carr_jax.search.hygiene import HygieneRules
 from carr_jax.search.providers import read_results
-from carr_jax.search.reader import asked_address, read_page
+from carr_jax.search.reader import read_page
 from carr_jax.search.safety import Rules
 from carr_jax.search.service import Address
 from carr_jax.search.web import WebOptions, WebTools
@@ -255,11 +255,6 @@ def test_private_addresses_are_not_told_to_a_reader(tmp_path):
         return [r.reason for r in results], stub.calls
 
     assert with_web(tmp_path, work) == (["private", "private", "scheme", "userinfo", "scheme", ""], [])
-
-
-def test_what_a_policy_means_by_an_address():
-    assert asked_address(" https://r.jina.ai/view-source:https://a.test/x ") == "https://a.test/x"
-    assert asked_address("a.test/x") == "https://a.test/x" and asked_address("3") == "3"
 
 
 def test_rows_that_are_no_results_are_left_out():

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from carr_jax.search.browser import canonical_url
+from carr_jax.addresses import canonical_url
 from carr_jax.search.corpus import Corpus
 from carr_jax.search.lexicon import KINDS, QUESTIONS, RELATIONS
 from carr_jax.search.world import SPLITS, WorldConfig, build_world
