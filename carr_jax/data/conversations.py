@@ -1,8 +1,8 @@
 """Traces of expert agents as messages, for supervised fine-tuning, from whatever shape they come in.
 
     ours        {"question": {...}, "trajectory": {...}}: a line of trajectories/step_NNNNNN.jsonl.gz
-    histories   {"messages" or "history": [...]}: the public CaRR code's, with reasoning_content and tool_calls, or
-                OpenAI's; beside them question and answer, or label and remote_env_info
+    histories   {"messages" or "history": [...]}: the public CaRR code's, with reasoning_content and tool_calls,
+                or OpenAI's; beside them question and answer, or label and remote_env_info
     DeepDive    {"question", "answer", "conversations": [{"role", "content"}]} of the split trajectories_sft
 
 Text of an assistant may hold its thought and calls as Qwen3's template writes them; they are taken apart.
@@ -111,7 +111,7 @@ def _check(messages: Sequence[Message]) -> None:
         raise ValueError("the last message is no answer of the assistant")
 
 
-# ------------------------------------------------------------------------------------------------------ messages
+# ----------------------------------------------------------------------------------------------------- messages
 
 
 def _messages(raw: Sequence[Row]) -> Iterator[Message]:

@@ -75,7 +75,7 @@ def texts(name: str, value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
-# --------------------------------------------------------------------------------------------- kinds of files
+# ----------------------------------------------------------------------------------------------- kinds of files
 
 
 def _rows(file: Path) -> Iterable[Raw]:
@@ -157,9 +157,7 @@ def _hub_rows(name: str) -> Iterator[Row]:
     try:
         rows = datasets.load_dataset(dataset, config or None, split=split)
     except Exception as error:  # the library raises whatever its own libraries raise
-        reason = " ".join(str(error).split())
-        raise InputError(
-            f"{name}: the hub gives no such split ({type(error).__name__}: {reason:.300})"
-        ) from None
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise InputError(f"{name}: the hub gives no such split ({reason:.300})") from None
     for row in rows:
         yield {key: value for key, value in row.items() if value is not None}

@@ -1,4 +1,4 @@
-"""Histories: the same conversation in every shape gives the same messages; what nobody should learn is refused."""
+"""Histories: the same conversation in every shape gives the same messages; what nobody may learn is refused."""
 
 import json
 import tempfile
@@ -15,7 +15,7 @@ from carr_jax.records import End, InputError, Question, ToolCall, ToolResult, Tr
 from carr_jax.stored import to_json
 
 SEARCH = {"name": "browser.search", "description": "", "parameters": {"type": "object", "properties": {}}}
-# A conversation: turns of (thought, content, [(tool, arguments, output)]), then the last thought and the answer.
+# A conversation: turns of (thought, content, [(tool, arguments, output)]), the last thought, the answer.
 SHORT = (
     [("I look.", "", [("browser.search", {"query": "é </tool_call>", "num": 3}, "[0] Title: A")])],
     "Now I know.",
