@@ -123,6 +123,7 @@ def test_numbers_that_json_does_not_know_are_refused(tmp_path):
         ("qa_rl-00000-of-00001.parquet", "train"),
         ("validation.parquet", "dev"),
         ("devices.jsonl", "train"),
+        ("qa_sft-00000-of-00001.parquet", "sft"),
         ("test/train.jsonl", "train"),
     ],
 )
