@@ -257,7 +257,8 @@ def test_the_order_after_a_kill_is_that_of_a_run_that_was_not_killed(sets):
     whole = [questions[question_order(3, i, count)].id for i in range(3 * count)]
     position = 27  # in the second epoch
     code = (
-        "import sys; from carr_jax import config as c; from carr_jax.task import load_task, question_order as order;"
+        "import sys; from carr_jax import config as c;"
+        "from carr_jax.task import load_task, question_order as order;"
         f"config = c.rl(); config.data.update(source='tfds', path={str(sets)!r}, name='built_in_world',"
         "train_questions=0); found = load_task(config, 'train').questions;"
         f"print([found[order(3, i, {count})].id for i in range({position}, {3 * count})]);"
