@@ -51,7 +51,7 @@ def write(path, rows):
     return path
 
 
-# ------------------------------------------------------------------------------------------------ round trips
+# -------------------------------------------------------------------------------------------------- round trips
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 many = st.lists(texts, max_size=3).map(tuple)
@@ -115,7 +115,7 @@ def test_order_of_entities_and_arguments_survives():
     assert list(message.tool_calls[0].arguments) == ["b", "a"]
 
 
-# -------------------------------------------------------------------------------------------------- datasets
+# ----------------------------------------------------------------------------------------------------- datasets
 
 
 @pytest.fixture(scope="module")
@@ -228,7 +228,7 @@ def test_shared_questions_come_back_equal():
         assert question_of(through(QUESTION, question_example(question))) == question
 
 
-# -------------------------------------------------------------------------------------------------- training
+# ----------------------------------------------------------------------------------------------------- training
 
 
 def task_config(sets, **data):

@@ -14,7 +14,6 @@ import tensorflow_datasets as tfds
 
 from carr_jax.data.card import Card, write_card
 from carr_jax.data.files import corpus_file
-from carr_jax.data.origins import licence, origins
 from carr_jax.data.tfds_builders.builders import Builder, BuiltInWorld
 from carr_jax.data.tfds_builders.features import QUESTION
 from carr_jax.data.tfds_builders.reading import read_history_dataset, read_question_dataset
@@ -63,16 +62,12 @@ def _card(builder: Builder, folder: Path, made_by: str) -> Card:
     facts = {"version": str(builder.version)}
     facts |= {f"made from {key}": json.dumps(value).strip('"') for key, value in made_from}
     if builder.features is QUESTION:
-        questions = read_question_dataset(data_dir, name)
-        found = origins({question.source for question in questions})
         return Card.of_questions(
-            questions,
+            read_question_dataset(data_dir, name),
             builder.name,
             made_by,
             seed=builder.world.seed if isinstance(builder, BuiltInWorld) else None,
             facts=facts,
-            licence=licence(found),
-            credits=[origin.credit for origin in found],
         )
     histories = read_history_dataset(data_dir, name)
     turns = [sum(message.role == "assistant" for message in history.messages) for history in histories]
