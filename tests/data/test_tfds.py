@@ -157,6 +157,7 @@ def test_questions_of_any_shape_become_a_dataset(tmp_path):
     build(DeepdiveQuestions(tmp_path, data_dir=tmp_path / "sets"), "m")
     judged = [q for q in found if q.rubrics]
     assert read_question_dataset(tmp_path / "sets", "carr_questions:1.0.0") == judged
+    assert "| left out, without rubrics | 1 |" in card_of(tmp_path / "sets" / "carr_questions").read_text()
     assert read_question_dataset(tmp_path / "sets", "deepdive_questions") == found
     with pytest.raises(InputError, match="no question has rubrics"):
         build(CarrQuestions(write(tmp_path / "o.jsonl", outcome_only), data_dir=tmp_path / "none"), "m")
