@@ -85,12 +85,14 @@ class Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
 
 
 class CarrQuestions(Builder):
-    """Multi-hop questions with rubrics for citation-aware rewards; those without rubrics are left out."""
+    """Multi-hop questions with rubrics for citation-aware rewards; those without are left out and counted."""
 
     def examples(self, source: str) -> Examples:
-        questions = [q for q in read_questions(source) if q.rubrics]
+        found = read_questions(source)
+        questions = [question for question in found if question.rubrics]
         if not questions:
             raise InputError(f"{source}: no question has rubrics; make some with launch/rubrics.py")
+        self.info.metadata["left_out"] = len(found) - len(questions)
         return by_split(questions)
 
 
