@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 
 from ml_collections import ConfigDict
@@ -90,17 +91,22 @@ def judge_problems(config: ConfigDict, workdir: Path) -> list[str]:
     if config.judge.replay:
         missing = f"config.judge.replay: there is no record {cache}; make one with config.judge.replay=False"
         return [] if cache.is_file() else [missing]
+    return endpoint_problems("config.judge.endpoints", config.judge.endpoints)
+
+
+def endpoint_problems(option: str, endpoints: Sequence[str]) -> list[str]:
+    """What endpoints of language models lack, that an option gives: a form, keys, somebody who listens."""
     found = []
-    for text in config.judge.endpoints:
+    for text in endpoints:
         try:
             endpoint = parse_endpoint(text)
         except InputError as error:
-            found.append(f"config.judge.endpoints: {error}")
+            found.append(f"{option}: {error}")
             continue
         unset = missing_keys(endpoint, os.environ)
-        found += [f"config.judge.endpoints: the environment variable {name} is not set" for name in unset]
+        found += [f"{option}: the environment variable {name} is not set" for name in unset]
         if error := _silence(endpoint.url):
-            found.append(f"config.judge.endpoints: {endpoint.url}: {error}")
+            found.append(f"{option}: {endpoint.url}: {error}")
     return found
 
 

@@ -55,9 +55,9 @@ class Reply:
     """What a model said.
 
     `finish` is the provider's reason to stop, "empty" when there was no message at all.  `refusal` is what it
-    said instead of an answer.  `calls` are (tool, arguments as JSON text).  `cached_tokens` of the `prompt_tokens` came from the provider's prefix cache.
-    A reply from our own cache (`cached`) has cost and latency 0, and keeps its tokens.  `dialect` says how the
-    endpoint was asked.
+    said instead of an answer.  `calls` are (tool, arguments as JSON text).  `cached_tokens` of the
+    `prompt_tokens` came from the provider's prefix cache.  A reply from our own cache (`cached`) has cost and
+    latency 0, and keeps its tokens.  `dialect` says how the endpoint was asked.
     """
 
     text: str
