@@ -1,8 +1,8 @@
 """Teachers answer questions with our tools; what they did well becomes traces to learn from.
 
 An attempt is played, judged, and on disk before it counts; the same command goes on after a kill, a spent
-budget or a failure.  Nothing that failed for a reason of ours is a reject: it is asked again.  When the score of
-every attempt is known, the best of each question are kept and frozen (`traces.py`).
+budget or a failure.  Nothing that failed for a reason of ours is a reject: it is asked again.  When the score
+of every attempt is known, the best of each question are kept and frozen (`traces.py`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 from carr_jax.data.card import Card
 from carr_jax.journal import append, appending, as_they_come
+from carr_jax.judging import how_to_go_on
 from carr_jax.llm.cache import ReplyCache
 from carr_jax.llm.client import ChatClient
 from carr_jax.llm.errors import CannotGoOn
@@ -37,6 +38,10 @@ class Played:
     trajectory: Trajectory
     refused: str = ""
     failed: str = ""
+
+
+class TeacherStopped(CannotGoOn):
+    """The teacher cannot be asked any more; the text says why, and how to go on."""
 
 
 Teacher = Callable[[Question, int], Awaitable[Played]]  # of a question and the number of the attempt
@@ -66,13 +71,13 @@ def by_engine(rollouts: Rollouts, seed: int) -> Teacher:
 
 
 def by_chat(rollouts: Rollouts, seed: int, client: ChatClient, cache: ReplyCache) -> Teacher:
-    """A model behind a chat endpoint.  Raises CannotGoOn when no later attempt can succeed either."""
+    """A model behind a chat endpoint.  Raises TeacherStopped when no later attempt can succeed either."""
 
     async def play(question: Question, number: int) -> Played:
         engine = ChatTeacher(client, cache, rollouts.chat, question.question)
         trajectory = await dataclasses.replace(rollouts, engine=engine).episode(question, number, seed)
         if engine.trouble is not None:
-            raise engine.trouble
+            raise TeacherStopped(how_to_go_on(engine.trouble, "--budget-usd", "--teacher"))
         return Played(trajectory, engine.refused, engine.failed)
 
     return play

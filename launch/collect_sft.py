@@ -17,6 +17,7 @@ them.  It needs an LLM judge and --min-outcome=0.
 """
 
 import asyncio
+import shlex
 import sys
 from pathlib import Path
 
@@ -25,9 +26,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # works from a clone that is
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from carr_jax.collecting import TeacherStopped
 from carr_jax.command import OptionParser, end_well
 from carr_jax.judging import chosen_config, how_to_go_on
-from carr_jax.llm.errors import BudgetSpent, CannotGoOn
+from carr_jax.llm.errors import CannotGoOn
+from carr_jax.llm.ledger import Prices
 from carr_jax.records import InputError
 from carr_jax.rollout.engine import EngineError
 
@@ -38,7 +41,9 @@ def parse(argv):
     options.add_argument("file", metavar="FILE", type=Path, help="questions, conversations, or the word world")
     options.add_argument("--teacher", required=True, metavar='expert|engine|history|"URL KEYS NAME"')
     options.add_argument("--out", type=Path, required=True, help="folder of traces")
-    options.add_argument("--split", default="", help="questions of this split (default: sft of world, else all)")
+    options.add_argument(
+        "--split", default="", help="questions of this split (default: sft of world, else all)"
+    )
     options.add_argument("--attempts", type=int, default=1, help="at each question (default: 1)")
     options.add_argument("--keep", type=int, default=1, help="most traces of a question (default: 1)")
     options.add_argument("--min-outcome", type=float, default=1.0, help="of a trace (default: 1)")
@@ -46,30 +51,61 @@ def parse(argv):
     options.add_argument("--without-answers", action="store_true", help="rubrics alone decide")
     options.add_argument("--wander", type=float, default=0.0, help="how often the expert opens another page")
     options.add_argument("--budget-usd", type=float, default=0.0, help="of the teacher; 0 is no limit")
-    options.add_argument("--prices", default="0,0,0", help="US dollars of his million tokens: PROMPT,CACHED,REPLY")
+    options.add_argument(
+        "--prices", default="0,0,0", help="US dollars of his million tokens: PROMPT,CACHED,REPLY"
+    )
     return options.own(argv)
 
 
 def run(argv):
-    given = parse(argv)
-    config = chosen_config(argv)
-    from carr_jax.teaching import Collection, run_collection  # imports jax, so only after the command line was understood
+    given, config = parse(argv), chosen_config(argv)
+    from carr_jax import teaching  # imports jax, so only after the command line was understood
 
+    options = teaching.Options(
+        given.file,
+        given.out,
+        given.teacher,
+        given.split,
+        given.attempts,
+        given.keep,
+        teaching.Bar(given.min_outcome, given.min_rubric),
+        not given.without_answers,
+        given.wander,
+        given.budget_usd,
+        prices_of(given.prices),
+    )
     console = Console(highlight=False)
-    columns = (TextColumn("traces"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn("attempts"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as bar:
-        work = Collection.of(given, config, " ".join(["python", *argv]))
-        task = bar.add_task("", total=len(work.questions) * given.attempts)
+        task = bar.add_task("", total=None)
+        work = teaching.run_collection(
+            options,
+            config,
+            shlex.join(["python", *argv]),
+            lambda count: bar.update(task, total=count),
+            lambda attempt: bar.advance(task),
+        )
         try:
-            facts = asyncio.run(run_collection(work, lambda attempt: bar.advance(task)))
+            facts = asyncio.run(work)
         except EngineError as error:
             raise InputError(f"{error}; the same command goes on from here") from error
+        except TeacherStopped as error:
+            raise InputError(str(error)) from None
         except CannotGoOn as error:
             raise InputError(how_to_go_on(error)) from None
     for name, value in facts.items():
         said = f"{value:,}" if isinstance(value, int) else f"{value:.3f}"
         console.print(f"{name}: {said}", markup=False, soft_wrap=True)
     console.print(f"{given.out} is frozen", markup=False, soft_wrap=True)
+
+
+def prices_of(text):
+    """Raises InputError for anything but three numbers."""
+    try:
+        prompt, cached, completion = map(float, text.split(","))
+    except ValueError:
+        raise InputError(f"--prices={text} must be three numbers: of prompt, cached prompt and reply") from None
+    return Prices(prompt, cached, completion)
 
 
 def main(argv):

@@ -7,10 +7,10 @@ import pytest
 
 from carr_jax.command import parse
 from carr_jax.learning.batch import supervised_example
+from carr_jax.lessons import batch_of
 from carr_jax.observe.metrics import MetricsLog
 from carr_jax.policy import read_policy
-from carr_jax.records import Score
-from carr_jax.sft import accepted, batch_of, finetune
+from carr_jax.sft import finetune
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,20 +29,6 @@ def small_config(*options):
         *options,
     ]
     return parse(["sft.py", f"--config={ROOT / 'configs' / 'sft_tiny.py'}", *arguments])[0]
-
-
-@pytest.mark.parametrize(
-    ("score", "kept"),
-    [
-        (Score("ok", outcome=1.0, rubric=1.0), True),
-        (Score("ok", outcome=0.0, rubric=1.0), False),
-        (Score("ok", outcome=1.0, rubric=0.5), False),
-        (Score("ok", outcome=1.0, rubric=None), False),
-        (Score("unknown", outcome=1.0, rubric=1.0), False),
-    ],
-)
-def test_only_known_good_traces_are_kept(score, kept):
-    assert accepted(score, 1.0, 1.0) is kept
 
 
 def test_every_example_is_seen_once_in_an_epoch():
