@@ -81,7 +81,7 @@ class Learner:
         return self._compare(self.params, place(batch, self._mesh))
 
     def loss_of(self, examples: Sequence[Example], size: int, micro_batches: int) -> float:
-        """Mean negative log-likelihood of a target token, in nats; nothing is learned, `size` examples at a time."""
+        """Mean negative log-likelihood of a target token, in nats; nothing is learned.  `size` go at a time."""
         total, targets = 0.0, 0.0
         for start in range(0, len(examples), size):
             batch = self.pack(examples[start : start + size], micro_batches, "global_tokens")

@@ -1,7 +1,7 @@
 """Supervised fine-tuning on traces of a teacher, kept only where the reward engine accepts them.
 
 One run, top to bottom: traces come from folders that `launch/collect_sft.py` froze, or are written now by the
-scripted expert; they are packed and learned, loss on sampled tokens only.  A part may be held out, whose loss is
+scripted expert; they are packed and learned, loss on sampled tokens only.  A part may be held out: its loss is
 measured after each epoch.  A policy that starts from random weights first reads pages of other worlds, which
 teaches it to copy names.  It can be killed and resumed.
 

@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "rewards": {"addresses", "llm", "serving", "stored"},
     "data": {"observe", "rewards", "stored"},
     "agent": set(),
-    "rollout": {"agent", "search", "models", "weights"},
+    "rollout": {"agent", "llm", "search", "models", "weights"},
     "observe": {"stored"},
     "config": {"rewards"},
     "distributed": set(),
@@ -46,7 +46,12 @@ MAY_IMPORT = {
     "journal": {"stored"},
     "decomposing": {"data", "journal", "observe", "rewards", "stored"},
     "calibrating": {"agent", "rewards", "rollout", "search", "stored"},
-    "sft": LOOP | {"distributed", "search"},
+    "traces": {"data", "journal", "observe", "rewards", "stored"},
+    "collecting": {"agent", "data", "journal", "judging", "llm", "rewards", "rollout", "traces"},
+    "teaching": LOOP - {"learner", "learning", "observe", "run", "sanity"}
+    | {"actor", "collecting", "config", "data", "judging", "llm", "preflight", "search", "stored", "traces"},
+    "lessons": LOOP | {"collecting", "data", "search", "traces"},
+    "sft": LOOP | {"distributed", "lessons"},
     "planning": {"command", "config", "learner", "learning", "models", "sharding"},
 }
 WITHOUT_JAX = ("agent", "search", "llm", "rewards", "data", "observe")
