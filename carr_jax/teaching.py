@@ -14,7 +14,6 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from carr_jax.actor import embedded_engine, patience
 from carr_jax.agent.chat import Chat
 from carr_jax.agent.tokenizer import Tokenizer
 from carr_jax.collecting import Teacher, by_chat, by_engine, by_expert, by_history, by_rewards, collect, finish
@@ -29,13 +28,11 @@ from carr_jax.llm.client import ChatClient
 from carr_jax.llm.endpoints import parse_endpoint
 from carr_jax.llm.lanes import ChatOptions
 from carr_jax.llm.ledger import Ledger, Prices
-from carr_jax.policy import load_policy
 from carr_jax.preflight import endpoint_problems, preflight
 from carr_jax.records import InputError, Question, Turn
 from carr_jax.rewards.history import read_messages
 from carr_jax.rewards.rejection import Bar
 from carr_jax.rollout.engine import Engine
-from carr_jax.rollout.pool import SGLangPool
 from carr_jax.rollout.scheduler import Rollouts
 from carr_jax.search.world import WorldConfig, build_world
 from carr_jax.stored import to_json
@@ -240,7 +237,7 @@ def _how(given: Options, questions: Sequence[Question], rollouts: Rollouts) -> d
     """What decides the traces beside the configuration."""
     rows = json.dumps([to_json(question) for question in questions]).encode()
     return {
-        "teacher": given.teacher,
+        "teacher": given.teacher.split()[-1],  # a model keeps its name when it moves house
         "attempts": given.attempts,
         "keep": given.keep,
         "min_outcome": given.bar.outcome,
@@ -275,7 +272,11 @@ async def teaching(
 
 @asynccontextmanager
 async def _engine(config: ConfigDict) -> AsyncIterator[Engine]:
-    """Our engine with the weights of config.model.policy."""
+    """Our engine with the weights of config.model.policy; for nobody else is jax loaded, and a device taken."""
+    from carr_jax.actor import embedded_engine, patience
+    from carr_jax.policy import load_policy
+    from carr_jax.rollout.pool import SGLangPool
+
     if config.rollout.engine == "embedded":
         policy = load_policy(config, [])
         yield embedded_engine(config, policy, policy.params, 0)

@@ -26,12 +26,14 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # works from a clone that is
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from carr_jax import teaching
 from carr_jax.collecting import TeacherStopped
 from carr_jax.command import OptionParser, end_well
 from carr_jax.judging import chosen_config, how_to_go_on
 from carr_jax.llm.errors import CannotGoOn
 from carr_jax.llm.ledger import Prices
 from carr_jax.records import InputError
+from carr_jax.rewards.rejection import Bar
 from carr_jax.rollout.engine import EngineError
 
 
@@ -59,8 +61,6 @@ def parse(argv):
 
 def run(argv):
     given, config = parse(argv), chosen_config(argv)
-    from carr_jax import teaching  # imports jax, so only after the command line was understood
-
     options = teaching.Options(
         given.file,
         given.out,
@@ -68,7 +68,7 @@ def run(argv):
         given.split,
         given.attempts,
         given.keep,
-        teaching.Bar(given.min_outcome, given.min_rubric),
+        Bar(given.min_outcome, given.min_rubric),
         not given.without_answers,
         given.wander,
         given.budget_usd,

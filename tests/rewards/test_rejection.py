@@ -8,7 +8,6 @@ import pytest
 from carr_jax.records import End, Score, Trajectory, Turn
 from carr_jax.rewards.rejection import Bar, best_first, defects
 
-
 TURNS = (Turn(0, 1, "t", "c"),)
 
 
