@@ -53,7 +53,13 @@ def preflight(config: ConfigDict, workdir: Path) -> list[str]:
     if config.search.source in ("server", "retrieval"):
         servers += _tool_server_problems(config)
     judge = judge_problems(config, workdir) if "judge" in config else []
-    return found + servers + judge + _workdir_problems(config, workdir)
+    return found + _trace_problems(config) + servers + judge + _workdir_problems(config, workdir)
+
+
+def _trace_problems(config: ConfigDict) -> list[str]:
+    """Folders of traces that are not there; what is in them is looked at when they are read."""
+    folders = config.sft.traces.split(",") if "sft" in config and config.sft.traces else ()
+    return [f"config.sft.traces: there is no folder {name}" for name in folders if not Path(name).is_dir()]
 
 
 def _silence(address: str) -> str:

@@ -90,7 +90,7 @@ def frozen(folder):
 
 
 def test_what_is_kept_and_why_not(place):
-    """By hand: two good ones; a wrong answer, a guess without pages, two messages that are none, one endless."""
+    """By hand: two good ones; a wrong one, a guess without pages, two messages that are none, one endless."""
     facts, _ = taught(place)
     folder = place[0] / "traces"
     rows = rows_in(folder)
