@@ -224,7 +224,8 @@ async def run_collection(
             f"{len(unknown):,} of {len(attempts):,} attempts are unknown, as {unknown[0].key[0]} "
             f"({unknown[0].score.reason}); the same command asks again"
         )
-    card = Card("Traces of search agents", command, config.seed)
+    credits = (f"What the assistant says was written by: {how['teacher']}.",)
+    card = Card("Traces of search agents", command, config.seed, credits=credits)
     return finish(given.out, asked.questions, attempts, given.bar, given.keep, card, how)
 
 

@@ -1,8 +1,8 @@
-"""Cold start of the E-GRPO paper (arXiv 2510.24694): Qwen3-30B-A3B on 11,000 traces with contexts up to 32k.
+"""Cold start of the E-GRPO paper (arXiv 2510.24694): Qwen3-30B-A3B, 11,000 traces, contexts up to 32k.
 
-    python launch/sft.py --config=configs/sft_e_grpo.py --config.model.policy=DIR --config.sft.traces=data/traces
+    python launch/sft.py --config=configs/sft_e_grpo.py --config.model.policy=DIR --config.sft.traces=FOLDER
 
-Batches of 32, a cosine from 5e-6 after a linear warm-up over a fifth of an epoch, 4.8 epochs.  The two numbers of
+Batches of 32, a cosine from 5e-6 after a linear warm-up over a fifth of an epoch, 4.8 epochs; both numbers of
 steps are those of 11,000 traces.  Collect them as configs/sft_4b.py says, with --config.agent.context=32000 and
 --config.agent.tool_calls=40.  Hardware: docs/plans.md has that of longer contexts; 64 v6e chips are enough.
 """

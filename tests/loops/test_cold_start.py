@@ -1,4 +1,4 @@
-"""From questions to a policy that rewards can train, and from there to its own traces: our commands, offline."""
+"""From questions to a policy that rewards can train, and from there to its own traces, offline."""
 
 import asyncio
 from pathlib import Path
@@ -7,7 +7,6 @@ import pytest
 
 from carr_jax.command import parse
 from carr_jax.observe.metrics import MetricsLog
-from carr_jax.rewards.rejection import Bar
 from carr_jax.sft import finetune
 from carr_jax.teaching import Options, run_collection
 from carr_jax.train import train
