@@ -38,9 +38,12 @@ def _shared() -> dict:
             # or auto: megablox on a TPU, else tiled
         ),
         data=dict(
-            source="world",  # world: generated; files: question and page files in `path`
-            path="",  # folder with question .jsonl files and corpus.jsonl(.gz)
-            train_questions=512,  # how many training questions to take; 0 = all (files only)
+            source="world",  # world: generated; files: question and page files in `path`; tfds: the dataset
+            # `name` in the folder `path`, made by launch/build_dataset.py
+            path="",  # folder with question files (data/rows.py) and corpus.jsonl(.gz), or of datasets
+            name="",  # of a dataset, such as carr_questions or carr_questions:1.0.0
+            skip_bad_rows=False,  # True: rows of files that cannot be read are told and left out
+            train_questions=512,  # how many training questions to take; 0 = all (not of the world)
             held_out_questions=96,  # how many held-out questions evaluation answers; 0 = no evaluation
         ),
         world=dict(
@@ -240,7 +243,7 @@ _CHOICES = {
     "model.experts": ("auto", "tiled", "megablox", "tokamax"),
     "learn.moments": ("float32", "bfloat16", "host"),
     "model.preset": ("tiny", "tiny_moe"),
-    "data.source": ("world", "files"),
+    "data.source": ("world", "files", "tfds"),
     "search.source": ("corpus", "server", "retrieval"),
     "learn.schedule": ("constant", "cosine"),
     "rollout.engine": ("embedded", "sglang"),
@@ -334,6 +337,18 @@ def _contradictions(flat: Mapping) -> list[str]:
         (
             not flat.get("sft.traces") or flat["model.policy"] or flat["model.tokenizer"],
             "config.sft.traces are tokens: give config.model.policy or config.model.tokenizer",
+        ),
+        (
+            flat["data.source"] != "tfds" or (flat["data.path"] and flat["data.name"]),
+            "config.data.source=tfds needs config.data.path and config.data.name; see launch/build_dataset.py",
+        ),
+        (
+            flat["data.source"] == "tfds" or not flat["data.name"],
+            "config.data.name is used only with config.data.source=tfds",
+        ),
+        (
+            flat["data.source"] == "files" or not flat["data.skip_bad_rows"],
+            "config.data.skip_bad_rows is used only with config.data.source=files",
         ),
         (
             flat["data.source"] == "world" or flat.get("sft.worlds", 1) == 1,

@@ -3,6 +3,7 @@
 OUT                 questions with clean rubrics, as `data.sources` reads them
 OUT.rejects         those that stayed unclean, with their findings: {"id", "findings", "rubrics"}
 OUT.manifest.json   once all is done: SHA-256 of OUT, counts, and how it was made
+OUT.card.md         the same for people, with distributions, licences and credits
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from carr_jax.data.card import Card, write_card
 from carr_jax.data.frozen import check_frozen, manifest_of
+from carr_jax.data.origins import licence, origins
 from carr_jax.journal import append, appending, as_they_come, line_of, rows_of
 from carr_jax.observe.files import atomic_file
 from carr_jax.records import InputError, Question
@@ -126,14 +129,27 @@ def _kept(questions: Sequence[Question], out: Path) -> tuple[dict[str, Question]
 
 
 def _freeze(report: Report, out: Path, how: Mapping[str, Any]) -> None:
-    """Both files in the order of the source, then the manifest."""
+    """Both files in the order of the source, then the card, then the manifest."""
     with atomic_file(out) as file:
         file.writelines(map(line_of, report.questions))
     with atomic_file(rejects_of(out)) as file:
         file.writelines(map(line_of, report.rejected))
+    write_card(out, _card(report, how))
     facts = {"sha256": file_sha256(out), **how, **counts(report)}
     with atomic_file(manifest_of(out)) as file:
         file.write(json.dumps(facts, indent=1).encode() + b"\n")
+
+
+def _card(report: Report, how: Mapping[str, Any]) -> Card:
+    found = origins({question.source for question in report.questions})
+    return Card.of_questions(
+        report.questions,
+        "Questions with rubrics",
+        str(how.get("command", "")),
+        facts={key: value for key, value in {**how, **counts(report)}.items() if key != "command"},
+        licence=licence(found),
+        credits=[origin.credit for origin in found],
+    )
 
 
 # ----------------------------------------------------------------------------------------------------- summary

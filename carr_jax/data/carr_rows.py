@@ -116,7 +116,7 @@ def _rubric(raw: Any) -> Rubric:
 
 def _question(row: Row, split: str, rubrics: tuple[Rubric, ...], metadata: Mapping[str, Any]) -> Question:
     """The question of a row whose own keys are those of our record, as far as it has them."""
-    answer = row.get("answer", row.get("label"))
+    answer = row["answer"]
     row = {**row, "answer": str(answer) if isinstance(answer, int | float) else answer}
     entities = row.get("entities") or {}
     question, answer = text(row, "question"), text(row, "answer")

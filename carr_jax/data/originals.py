@@ -18,6 +18,7 @@ from carr_jax.data.files import Row, text
 from carr_jax.rewards.matching import compare, fold_name, parse_date, parse_number
 
 _CHAINS = ("compositional", "inference")
+_BACK = {"compositional": 1, "inference": 1, "bridge_comparison": 2}  # hops between a hop and where it starts
 _RELATED = " >> "  # in MuSiQue: subject >> relation
 
 
@@ -69,13 +70,14 @@ def _2wiki(row: Row) -> dict[str, Any]:
     hops = [_triple(triple) for triple in _listed(row["evidences"], ("fact", "relation", "entity"))]
     if not hops:
         raise ValueError("evidences are empty")
-    chain = row["type"] in _CHAINS
     for k, hop in enumerate(hops):
-        _refer(hops, k, chain)
         hop["support_title"] = _title(hop["subject"], k, titles, len(hops))
-    role = _role(row["answer"], hops, chain)
+        _refer(hops, k, _BACK.get(row["type"], 0))
+    role = _role(row["answer"], hops, row["type"] in _CHAINS)
+    spellings = [hop["subject"] for hop in hops if _same(hop["subject"], row["answer"])]
     return {
         "dataset": "2wikimultihopqa",
+        "answer_aliases": sorted({*spellings} - {row["answer"]}) if role == "subject" else [],
         "hops": hops,
         "support_titles": titles,
         "answer_role": role,
@@ -90,29 +92,25 @@ def _triple(triple: Sequence[str]) -> dict[str, Any]:
     return {"subject": subject, "relation": relation, "object": object}
 
 
-def _refer(hops: Sequence[dict[str, Any]], k: int, chain: bool) -> None:
-    """Marks the earlier hop that hop `k` starts from: the one with its subject as object, in chains the last.
+def _refer(hops: Sequence[dict[str, Any]], k: int, back: int) -> None:
+    """Marks the earlier hop that hop `k` starts from: the one with its subject as object, else the one `back`.
 
-    In a chain the subject may be another name of that object, such as the title of its page.
+    The subject, and the title of its page, are then further names of that object.
     """
-    subject = hops[k]["subject"]
-    found = [i for i in range(k) if fold_name(hops[i]["object"]) == fold_name(subject)]
-    if not found and chain and k:
-        found = [k - 1]
-    if found:
-        before = hops[found[0]]
-        hops[k]["refs"] = [found[0] + 1]
-        if subject != before["object"]:
-            before["object_aliases"] = [*before.get("object_aliases", ()), subject]
+    found = next((i for i in range(k) if _same(hops[i]["object"], hops[k]["subject"])), k - back)
+    if not 0 <= found < k:
+        return
+    hops[k]["refs"] = [found + 1]
+    names = (*hops[found].get("object_aliases", ()), hops[k]["subject"], hops[k]["support_title"])
+    hops[found]["object_aliases"] = [n for n in dict.fromkeys(names) if n != hops[found]["object"]]
 
 
 def _title(subject: str, k: int, titles: Sequence[str], hops: int) -> str:
     """The supporting page of a hop: the one that bears its subject's name, else the k-th."""
-    plain = {title: fold_name(title.partition(" (")[0]) for title in titles}
     for title in titles:
-        if fold_name(title) == fold_name(subject):
+        if _same(title, subject):
             return title
-    named = [title for title in titles if plain[title] == fold_name(subject.partition(" (")[0])]
+    named = [title for title in titles if _same(title.partition(" (")[0], subject.partition(" (")[0])]
     if len(named) == 1:
         return named[0]
     if len(titles) == hops:
@@ -125,8 +123,13 @@ def _role(answer: str, hops: Sequence[Row], chain: bool) -> str:
     if answer_type(answer) == "yesno":
         return "yesno"
     if chain:
-        return "last_object" if fold_name(hops[-1]["object"]) == fold_name(answer) else "elsewhere"
-    return "subject" if answer in [hop["subject"] for hop in hops] else "elsewhere"
+        return "last_object" if _same(hops[-1]["object"], answer) else "elsewhere"
+    return "subject" if any(_same(hop["subject"], answer) for hop in hops) else "elsewhere"
+
+
+def _same(name: str, other: str) -> bool:
+    """The same but for case, accents and punctuation: questions write titles in other cases than pages."""
+    return fold_name(name) == fold_name(other)
 
 
 def _comparable(hops: Sequence[Row]) -> bool:
