@@ -95,18 +95,23 @@ async def _engine(
 ) -> AsyncIterator[tuple[Engine, WeightSync | None]]:
     rollout = config.rollout
     if rollout.engine == "embedded":
-        yield embedded_engine(config, policy, learner), None
+        yield embedded_engine(config, policy, learner.params, learner.done), None
         return
     sync = weight_sync(config, policy, run)
     folder = await sync.write(learner.params, learner.done)
-    patience = PoolOptions(
+    async with SGLangPool(rollout.servers, folder, learner.done, patience(config)) as engine:
+        yield engine, sync
+
+
+def patience(config: ConfigDict) -> PoolOptions:
+    """How long servers are waited for."""
+    rollout = config.rollout
+    return PoolOptions(
         request_s=rollout.request_s,
         decode_s=rollout.token_s,
         health_s=rollout.health_s,
         in_flight=rollout.on_update,
     )
-    async with SGLangPool(rollout.servers, folder, learner.done, patience) as engine:
-        yield engine, sync
 
 
 def weight_sync(config: ConfigDict, policy: Policy, run: RunFolder) -> WeightSync:
@@ -119,15 +124,15 @@ def weight_sync(config: ConfigDict, policy: Policy, run: RunFolder) -> WeightSyn
     return WeightSync(Path(rollout.weights_folder or run.path / "weights").absolute(), export, rollout.push)
 
 
-def embedded_engine(config: ConfigDict, policy: Policy, learner: Learner) -> EmbeddedEngine:
+def embedded_engine(config: ConfigDict, policy: Policy, params: Any, version: int) -> EmbeddedEngine:
     return EmbeddedEngine(
-        learner.params,
+        params,
         policy.model,
         slots=config.rollout.slots,
         max_length=config.agent.context,
         prefill_rows=config.rollout.prefill_rows,
         prefill_chunk=config.rollout.prefill_chunk,
-        version=learner.done,
+        version=version,
     )
 
 

@@ -166,6 +166,8 @@ def sft() -> ConfigDict:
     config = _shared()
     config["learn"].update(lr=4e-5, schedule="cosine")
     config["sft"] = dict(
+        traces="",  # folders that launch/collect_sft.py made, with commas between; "" = the expert, now
+        held_out=0.0,  # share of the questions whose traces are not learned, but measured after each epoch
         epochs=3,  # passes over the kept traces
         batch=16,  # traces of one optimiser step
         worlds=1,  # worlds (seeds counting up) whose questions the expert answers: facts that a policy sees
@@ -224,7 +226,7 @@ _POSITIVE = (
 ).split()
 _SHARES = (
     "serve.memory_fraction world.obfuscate world.shortcut reward.alpha learn.eps_low learn.b1 learn.b2 "
-    "sft.wander sft.min_outcome sft.min_rubric search.web.retold_share judge.at_least"
+    "sft.wander sft.min_outcome sft.min_rubric sft.held_out search.web.retold_share judge.at_least"
 ).split()
 _AXES = "mesh.data mesh.fsdp mesh.expert mesh.context mesh.tensor".split()
 _NOT_NEGATIVE = (
@@ -287,8 +289,12 @@ def _contradictions(flat: Mapping) -> list[str]:
             "config.rollout.group_size must be at least 2: advantages compare siblings",
         ),
         (
-            flat["data.source"] != "files" or flat["data.path"],
+            flat["data.source"] != "files" or flat["data.path"] or flat.get("sft.traces"),
             "config.data.source=files needs config.data.path, a folder with question and page files",
+        ),
+        (
+            not flat.get("sft.traces") or flat["model.policy"] or flat["model.tokenizer"],
+            "config.sft.traces are tokens: give config.model.policy or config.model.tokenizer",
         ),
         (
             flat["data.source"] != "tfds" or (flat["data.path"] and flat["data.name"]),

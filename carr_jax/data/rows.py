@@ -53,7 +53,7 @@ def _is_ours(row: Row) -> bool:
 
 
 def _ours(row: Row) -> Question:
-    for key in ("id", "question", "answer"):
+    for key in ("id", "question", *(["answer"] if row["answer"] != "" else [])):  # "": nobody knows it
         text(row, key)
     lists = {key: row[key] for key in ("answer_aliases", "gold_urls") if key in row}
     lists |= {f"entities {key}": value for key, value in row.get("entities", {}).items()}

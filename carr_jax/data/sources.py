@@ -16,7 +16,10 @@ _HELD_OUT = frozenset("dev val valid validation test eval".split())
 
 
 def read_questions(
-    path: str | Path, split: str | None = None, on_bad: Callable[[Sequence[str]], Any] | None = None
+    path: str | Path,
+    split: str | None = None,
+    on_bad: Callable[[Sequence[str]], Any] | None = None,
+    answers: bool = True,
 ) -> list[Question]:
     """The questions of a file or of all question files of a directory; only of `split` if given.
 
@@ -24,6 +27,8 @@ def read_questions(
     questions gives the support URLs; without it, a title has its Wikipedia address.  A row that names no split
     is held out ("dev") when its file's name has the word dev, validation, test or eval, for supervised
     fine-tuning ("sft") with the word sft, else for training ("train").
+
+    A row of ours with the answer "" is bad, unless `answers` is False: a question that only rubrics can judge.
 
     Bad rows, each as "file:line: reason", go to `on_bad`; without it they raise InputError, the first ten and
     how many there are.  So does a file that is not there, or was changed since it was frozen.
@@ -39,6 +44,8 @@ def read_questions(
 
     def parse(row: Row, place: str) -> Question | None:
         question = question_from_row(row, urls, splits[place.rpartition(":")[0]])
+        if answers and not question.answer:
+            raise ValueError("it has no answer; only launch/collect_sft.py --without-answers can use it")
         before, same = first.setdefault(question.id, (place, question))
         if before == place:
             return question

@@ -30,7 +30,9 @@ class ReplyCache:
     def get(self, key: str) -> Reply | None:
         """The reply to a request, marked as cached.  Raises NotRecorded when there is none to replay."""
         if (row := self._store.get(key)) is not None:
-            return dataclasses.replace(Reply(**json.loads(row[1])), cached=True, cost_usd=0.0, latency_s=0.0)
+            reply = Reply(**json.loads(row[1]))
+            calls = tuple(map(tuple, reply.calls))  # JSON knows lists only
+            return dataclasses.replace(reply, calls=calls, cached=True, cost_usd=0.0, latency_s=0.0)
         if self.replay:
             raise NotRecorded(f"{self.path} has no reply to a request of this run, and only replays")
         return None
