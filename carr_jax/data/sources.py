@@ -80,7 +80,7 @@ def read_questions(path: str | Path, split: str | None = None) -> list[Question]
         places[question.id] = place
         return question
 
-    questions = [q for q in parse_rows(files, parse) if split is None or q.split == split]
+    questions = [q for q in _parse_all(files, parse) if split is None or q.split == split]
     if not questions:
         raise InputError(f"{path}: no questions" + (f" of split {split!r}; check its name" if split else ""))
     return questions
@@ -91,7 +91,7 @@ def read_pages(path: str | Path) -> list[Page]:
     file = _corpus_file(Path(path)) if Path(path).is_dir() else Path(path)
     if file is None:
         raise InputError(f"{path}: no {' or '.join(CORPUS_FILES)} in this directory")
-    return parse_rows([file], lambda row, _: Page(_text(row, "url"), _text(row, "title"), _text(row, "text")))
+    return _parse_all([file], lambda row, _: Page(_text(row, "url"), _text(row, "title"), _text(row, "text")))
 
 
 def question_from_row(row: Row, urls: Mapping[str, str]) -> Question:
@@ -254,7 +254,7 @@ def _corpus_file(folder: Path) -> Path | None:
     return next((folder / name for name in CORPUS_FILES if (folder / name).exists()), None)
 
 
-def parse_rows(files: Sequence[Path], parse: Callable[[Row, str], Item]) -> list[Item]:
+def _parse_all(files: Sequence[Path], parse: Callable[[Row, str], Item]) -> list[Item]:
     """Every row of every file; all bad rows are reported together, before anything costly starts."""
     items, errors = [], []
     for place, line in (pair for file in files for pair in _lines(file)):
