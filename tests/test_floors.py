@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "search": {"addresses", "agent", "serving", "stored"},
     "llm": {"addresses"},
     "rewards": {"addresses", "llm", "serving", "stored"},
-    "data": {"rewards", "stored"},
+    "data": {"observe", "rewards", "stored"},
     "agent": set(),
     "rollout": {"agent", "search", "models", "weights"},
     "observe": {"stored"},

@@ -172,7 +172,7 @@ def read_messages(messages: Sequence[Row]) -> tuple[Turn, ...]:
             continue
         calls = []
         for call in message.get("tool_calls") or ():
-            key, name, arguments = _call(call)
+            key, name, arguments = read_call(call)
             output = outputs.pop(key, None)
             seen = browser.see(name, arguments, output or "")
             calls.append(ToolCall(name, arguments, None if output is None else ToolResult(output, seen)))
@@ -198,7 +198,7 @@ def _outputs(messages: Sequence[Row]) -> Iterator[tuple[str, str]]:
                 yield str(entry["tool_call_id"]), _text(entry["output"], "output")
 
 
-def _call(call: Row) -> tuple[str, str, Row]:
+def read_call(call: Row) -> tuple[str, str, Row]:
     """(id, tool, arguments) of a call in the reference's form or in OpenAI's."""
     function = call.get("function", call)
     arguments = function["arguments"]
