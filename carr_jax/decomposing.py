@@ -7,20 +7,17 @@ OUT.manifest.json   once all is done: SHA-256 of OUT, counts, and how it was mad
 
 from __future__ import annotations
 
-import asyncio
-import json
-import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from carr_jax.data.frozen import check_frozen, manifest_of
-from carr_jax.observe.files import atomic_file
+from carr_jax.growing import append, appending, freeze, kept_rows, rejects_of, results
 from carr_jax.records import InputError, Question
 from carr_jax.rewards.rubric_maker import Made
 from carr_jax.rewards.rubrics import entity_ids
-from carr_jax.stored import file_sha256, question_from_json, to_json
+from carr_jax.stored import question_from_json
 
 Make = Callable[[Question], Awaitable[Made]]
 
@@ -52,11 +49,6 @@ class Report:
     cost_usd: float = 0.0
 
 
-def rejects_of(out: Path) -> Path:
-    """Where the questions stand that stayed unclean; no reader of a folder takes it for a question file."""
-    return out.with_name(out.name + ".rejects")
-
-
 # ------------------------------------------------------------------------------------------------------ making
 
 
@@ -81,15 +73,14 @@ async def make_file(
     spent = [0, 0, 0, 0.0]
     if new:
         manifest_of(out).unlink(missing_ok=True)
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with _appending(out) as clean, _appending(rejects_of(out)) as unclean:
-            async for question, made in _made(new, make, in_flight):
+        with appending(out) as clean, appending(rejects_of(out)) as unclean:
+            async for question, made in results(new, make, in_flight):
                 if made.question is not None:
                     done[question.id] = made.question
-                    _append(clean, made.question)
+                    append(clean, made.question)
                 elif made.findings:
                     rejected[question.id] = Rejected(question.id, made.findings, made.draft)
-                    _append(unclean, rejected[question.id])
+                    append(unclean, rejected[question.id])
                 else:
                     failed[question.id] = made.reason
                 values = (made.rounds, made.calls, made.tokens, made.cost_usd)
@@ -107,42 +98,19 @@ async def make_file(
     return report
 
 
-async def _made(
-    questions: Iterable[Question], make: Make, in_flight: int
-) -> AsyncIterator[tuple[Question, Made]]:
-    """The questions with what was made of them, as they come; what runs when one raises is waited for."""
-    running: dict[asyncio.Future[Made], Question] = {}
-    waiting = iter(questions)
-    trouble: BaseException | None = None
-    while True:
-        while trouble is None and len(running) < in_flight and (question := next(waiting, None)):
-            running[asyncio.ensure_future(make(question))] = question
-        if not running:
-            break
-        finished, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-        for task in finished:
-            question = running.pop(task)
-            if task.exception() is None:
-                yield question, task.result()
-            else:
-                trouble = trouble or task.exception()
-    if trouble is not None:
-        raise trouble
-
-
 # ------------------------------------------------------------------------------------------------------- files
 
 
 def _kept(questions: Sequence[Question], out: Path) -> tuple[dict[str, Question], dict[str, Rejected]]:
     """What is there already.  Raises InputError for a file with other questions: it is not written over."""
     asked = {q.id: (q.question, q.answer) for q in questions}
-    done = {q.id: q for q in _rows(out, question_from_json)}
+    done = {q.id: q for q in kept_rows(out, question_from_json)}
     for question in done.values():
         if asked.get(question.id) != (question.question, question.answer):
             raise InputError(
                 f"{out} holds the question {question.id!r}, which is not in this source; give another --out"
             )
-    rejected = {row["id"]: row for row in _rows(rejects_of(out), dict)}
+    rejected = {row["id"]: row for row in kept_rows(rejects_of(out), dict)}
     return done, {
         id: Rejected(id, tuple(row["findings"]), tuple(row["rubrics"]))
         for id, row in rejected.items()
@@ -150,46 +118,9 @@ def _kept(questions: Sequence[Question], out: Path) -> tuple[dict[str, Question]
     }
 
 
-def _rows(path: Path, read: Callable[[dict], Any]) -> list[Any]:
-    """The rows of a file that may not be there; a last line that a kill tore off is removed."""
-    data = path.read_bytes() if path.exists() else b""
-    whole = data.rfind(b"\n") + 1
-    if whole < len(data):
-        os.truncate(path, whole)
-    rows = []
-    for number, line in enumerate(data[:whole].splitlines(), 1):
-        try:
-            rows.append(read(json.loads(line)))
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise InputError(
-                f"{path}:{number}: no row of this program ({error!r}); give another --out"
-            ) from None
-    return rows
-
-
-def _appending(path: Path) -> BinaryIO:
-    return path.open("ab", buffering=0)
-
-
-def _line(record: Any) -> bytes:
-    return json.dumps(to_json(record), ensure_ascii=False).encode() + b"\n"
-
-
-def _append(file: BinaryIO, record: Any) -> None:
-    """One line, on disk before it counts."""
-    file.write(_line(record))
-    os.fsync(file.fileno())
-
-
 def _freeze(report: Report, out: Path, how: Mapping[str, Any]) -> None:
-    """Both files in the order of the source, then the manifest."""
-    with atomic_file(out) as file:
-        file.writelines(map(_line, report.questions))
-    with atomic_file(rejects_of(out)) as file:
-        file.writelines(map(_line, report.rejected))
-    facts = {"sha256": file_sha256(out), **how, **counts(report)}
-    with atomic_file(manifest_of(out)) as file:
-        file.write(json.dumps(facts, indent=1).encode() + b"\n")
+    """Both files in the order of the source."""
+    freeze(out, report.questions, report.rejected, {**how, **counts(report)})
 
 
 # ----------------------------------------------------------------------------------------------------- summary

@@ -13,7 +13,7 @@ from random import Random
 
 import networkx
 
-from carr_jax.data.graph import Fact, Graph
+from carr_jax.data.graph import Fact, Graph, vaguer
 
 _PATIENCE = 5_000  # facts that are tried before a pattern counts as too loose
 ASKED = "?"  # the node of the value that is asked for, in the graph of a draft
@@ -106,21 +106,21 @@ def is_unique(graph: Graph, draft: Draft) -> bool:
     """
     if not all(graph.names_one(entity) for entity in draft.named):
         return False
-    found, tries = set(), 0
+    found = set()
     bound = {entity: entity for entity in draft.named}
     roots = set(draft.hidden) - {c.fact.object for c in draft.clues if not c.fact.is_value}
-    for solution in _solutions(graph, draft.clues, bound, roots):
-        tries += 1
-        found.add(tuple(sorted(solution.items())) if solution else None)
-        if len(found - {None}) > 1 or tries > _PATIENCE:
+    for tries, solution in enumerate(_solutions(graph, draft.clues, bound, roots - {ASKED})):
+        if solution is not None:
+            found.add(tuple(sorted(solution.items())))
+        if len(found) > 1 or tries > _PATIENCE:
             return False
-    return len(found - {None}) == 1
+    return len(found) == 1
 
 
 def _solutions(
     graph: Graph, clues: Sequence[Clue], bound: Mapping[str, str], roots: set[str]
-) -> Iterator[Mapping[str, str]]:
-    """Each way to fill in what is hidden, and an empty one for each fact that was tried.
+) -> Iterator[Mapping[str, str] | None]:
+    """Each way to fill in what is hidden, and None for each fact that was tried.
 
     `roots` are told by their kind; what is found as the object of a fact is not.  The clue with the fewest
     facts that fit goes first.
@@ -131,12 +131,12 @@ def _solutions(
     clue = min(clues, key=lambda clue: len(_candidates(graph, clue, bound)))
     rest = [other for other in clues if other is not clue]
     for fact in _candidates(graph, clue, bound):
-        yield {}
+        yield None
         ends = dict(zip(clue.ends, (fact.subject, fact.object), strict=False))
         same_kind = all(
             graph.entities[there].kind == graph.entities[end].kind
             for end, there in ends.items()
-            if end in roots - {ASKED}
+            if end in roots
         )
         if same_kind and all(bound.get(end, there) == there for end, there in ends.items()):
             yield from _solutions(graph, rest, {**bound, **ends}, roots)
@@ -147,6 +147,6 @@ def _candidates(graph: Graph, clue: Clue, bound: Mapping[str, str]) -> Sequence[
     relation = clue.fact.relation
     if subject := bound.get(clue.fact.subject):
         facts = graph.about(subject, relation)
-        return [f for f in facts if f in graph.to(relation, clue.told)] if clue.told else facts
+        return [f for f in facts if clue.told in (f.object, *vaguer(f.object))] if clue.told else facts
     object = clue.told or bound.get(clue.ends[-1])
     return graph.to(relation, object) if object else graph.of_relation(relation)

@@ -24,7 +24,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from carr_jax.data.sources import parse_rows
+from carr_jax.data.files import parse_all, text, texts
 from carr_jax.records import InputError
 from carr_jax.rewards.matching import fold, parse_date, parse_number
 
@@ -127,7 +127,7 @@ class Graph:
         return self._about.get((subject, relation), ())
 
     def to(self, relation: str, object: str) -> Sequence[Fact]:
-        """The facts of a relation that have this object: an entity, a value, or a vaguer one such as "the 1710s"."""
+        """The facts of a relation with this object: an entity, a value, or a vaguer one such as "the 1710s"."""
         return self._to.get((relation, object), ())
 
     def of_relation(self, relation: str) -> Sequence[Fact]:
@@ -208,7 +208,7 @@ def read_graph(path: str | Path) -> Graph:
         places[entity.id] = place
         return entity
 
-    rows = parse_rows([Path(path)], parse)
+    rows = parse_all([Path(path)], parse)
     others = [row for row in rows if isinstance(row, dict)]
     try:
         return _graph({e.id: e for e in rows if isinstance(e, Entity)}, others)
@@ -238,35 +238,25 @@ def _graph(entities: Mapping[str, Entity], rows: Sequence[Mapping[str, Any]]) ->
 
 
 def _entity(row: Mapping[str, Any]) -> Entity:
-    names, attributes = row["names"], row.get("attributes", {})
-    if not isinstance(names, list) or not names:
-        raise TypeError(f"'names' must be a list of texts that is not empty, got {names!r}")
+    id, kind, url = (text(row, key) for key in ("entity", "kind", "url"))
+    names, attributes = texts("names", row["names"]), row.get("attributes", {})
+    if not names or not all(name.strip() for name in names):
+        raise ValueError("'names' must hold at least one name, and none that is empty")
     if not isinstance(attributes, dict):
         raise TypeError(f"'attributes' must be an object of texts, got {attributes!r}")
-    texts = {f"name {i}": name for i, name in enumerate(names, 1)} | attributes
-    texts |= {key: row[key] for key in ("entity", "kind", "url")}
-    _check_texts(texts)
-    split = row.get("split", "")
-    return Entity(row["entity"], tuple(dict.fromkeys(names)), row["kind"], row["url"], attributes, str(split))
+    attributes = {name: text(attributes, name) for name in attributes}
+    split = text(row, "split") if "split" in row else ""
+    return Entity(id, tuple(dict.fromkeys(names)), kind, url, attributes, split)
 
 
 def _other_row(row: Mapping[str, Any]) -> dict[str, Any]:
     """A fact or a wording, checked."""
-    if "subject" in row:
-        _check_texts({key: row[key] for key in ("subject", "relation", "object")})
-        _check_texts({"url": row.get("url", "the subject's")})
-    elif "wording" in row:
-        _check_texts({"wording": row["wording"], "statement": row["statement"]})
-        if re.findall(r"\{.*?\}", row["statement"]) not in (["{s}", "{o}"], ["{o}", "{s}"]):
-            raise ValueError(f"a statement needs {{s}} and {{o}} once each, got {row['statement']!r}")
-    elif "kind" in row:
-        _check_texts({"kind": row["kind"], "pronoun": row.get("pronoun", "that")})
-    else:
+    kinds_of_rows = {"subject": ("relation", "object"), "wording": ("statement",), "kind": ("pronoun",)}
+    first = next((key for key in kinds_of_rows if key in row), None)
+    if first is None:
         raise ValueError("a row needs one of the keys entity, subject, wording, kind")
+    for key in (first, *kinds_of_rows[first], *({"url", "article"} & row.keys())):
+        text(row, key)
+    if first == "wording" and sorted(re.findall(r"\{.*?\}", row["statement"])) != ["{o}", "{s}"]:
+        raise ValueError(f"a statement needs {{s}} and {{o}} once each, got {row['statement']!r}")
     return dict(row)
-
-
-def _check_texts(values: Mapping[str, Any]) -> None:
-    for key, value in values.items():
-        if not isinstance(value, str) or not value.strip():
-            raise TypeError(f"{key!r} must be a text that is not empty, got {value!r}")

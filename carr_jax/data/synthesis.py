@@ -2,12 +2,13 @@
 
     walk        a random walk from a named entity to the answer (the path that DeepDive starts from)
     attributes  a walk whose entities are told by their attributes, not by name (DeepDive, arXiv 2509.10446)
-    inject      a one-hop question whose named entity is replaced by a statement about it, again and again, while
-                details are made vague (injection and fuzzing of ASearcher, arXiv 2508.07976)
-    subgraph    a connected part of the graph with branches; one entity is asked for by everything that is known of
-                it (SailorFog-QA of WebSailor, arXiv 2507.02592)
+    inject      a one-hop question whose named entity is replaced by a statement about it, again and again,
+                while details are made vague (injection and fuzzing of ASearcher, arXiv 2508.07976)
+    subgraph    a connected part of the graph with branches; one entity is asked for by everything that is known
+                of it (SailorFog-QA of WebSailor, arXiv 2507.02592)
 
-A strategy gives None where the graph does not let it go on.  What it gives is unique: the graph has one answer.
+A strategy gives None where the graph does not let it go on.  Whether what it gives has one answer is for
+`drafts.is_unique` to say.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from random import Random
 
 from carr_jax.data.drafts import ASKED, Clue, Draft, described, in_order, is_unique
-from carr_jax.data.graph import Fact, Graph, value_type, vaguer
+from carr_jax.data.graph import Fact, Graph, vaguer, value_type
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ def walk(graph: Graph, rng: Random, start: str, shape: Shape) -> Draft | None:
     here = start
     for fact in steps:
         here = ASKED if fact.is_value else fact.other(here)
-    return _if_unique(graph, Draft("walk", here, tuple(map(Clue, steps)), frozenset({start})))
+    return Draft("walk", here, tuple(map(Clue, steps)), frozenset({start}))
 
 
 def attributes(graph: Graph, rng: Random, start: str, shape: Shape) -> Draft | None:
@@ -56,8 +57,7 @@ def attributes(graph: Graph, rng: Random, start: str, shape: Shape) -> Draft | N
         if entity not in (base.answer, ASKED):
             clues += described(graph, entity, rng)[:1]
     told = [clue for clue in clues if not _tells_the_answer(clue, base)]
-    draft = Draft("attributes", base.answer, base.clues).plus(*told)
-    return _if_unique(graph, in_order(draft))
+    return in_order(Draft("attributes", base.answer, base.clues).plus(*told))
 
 
 def inject(graph: Graph, rng: Random, start: str, shape: Shape) -> Draft | None:
@@ -85,7 +85,7 @@ def subgraph(graph: Graph, rng: Random, start: str, shape: Shape) -> Draft | Non
     near = [entity for entity in ends if depth[entity] == 1]
     told = [clue for entity in near for clue in described(graph, entity, rng)[:2]]
     named = frozenset(entity for entity in ends if depth[entity] > 1)
-    return _sharpened(graph, rng, in_order(Draft("subgraph", start, tuple(clues), named).plus(*told)))
+    return _sharpened(graph, rng, Draft("subgraph", start, tuple(clues), named).plus(*told))
 
 
 STRATEGIES: dict[str, Strategy] = {f.__name__: f for f in (walk, attributes, inject, subgraph)}
@@ -139,10 +139,6 @@ def _tells_the_answer(clue: Clue, draft: Draft) -> bool:
     return draft.answer == ASKED and clue.told == draft.asked_value
 
 
-def _if_unique(graph: Graph, draft: Draft) -> Draft | None:
-    return draft if is_unique(graph, draft) else None
-
-
 # ------------------------------------------------------------------------------------------ injection, fuzzing
 
 
@@ -163,7 +159,7 @@ def _injected(graph: Graph, rng: Random, draft: Draft, shape: Shape) -> Draft | 
 
 
 def _fuzzed(graph: Graph, rng: Random, draft: Draft) -> Draft:
-    """With one hidden entity told by a vague date of its own: a detail more to check, and none to search for."""
+    """With one hidden entity told by a vague date: a detail more to check, and none to search for."""
     hidden = [entity for entity in draft.hidden if entity not in (draft.answer, ASKED)]
     dates = [fact for entity in hidden for fact in graph.values(entity) if vaguer(fact.object)]
     if not dates:
@@ -201,12 +197,15 @@ def _sampled(graph: Graph, rng: Random, start: str, shape: Shape) -> tuple[list[
     return list(dict.fromkeys([*clues, *map(Clue, ties)])), depth
 
 
-def _sharpened(graph: Graph, rng: Random, draft: Draft) -> Draft | None:
-    """With attributes of what is hidden, until one answer is left.  Those of the answer would find its page."""
+def _sharpened(graph: Graph, rng: Random, draft: Draft) -> Draft:
+    """With attributes of what is hidden, until one answer is left or there are no more.
+
+    Those of the answer would find its page.
+    """
     hidden = [entity for entity in draft.hidden if entity not in (draft.answer, ASKED)]
     further = [clue for entity in hidden for clue in described(graph, entity, rng)]
-    for clue in (None, *rng.sample(further, len(further))):
-        draft = draft.plus(clue) if clue else draft
+    for clue in rng.sample(further, len(further)):
         if is_unique(graph, draft):
-            return in_order(draft)
-    return None
+            break
+        draft = draft.plus(clue)
+    return in_order(draft)

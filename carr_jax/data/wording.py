@@ -200,8 +200,8 @@ def _told_in_sentences(graph: Graph, draft: Draft) -> str:
 class _Telling:
     """What a text has told so far, and what it calls each thing: "a town" at first, then "the town".
 
-    What comes up as the captain of something is called the captain, when nothing else is; else things are called
-    by their kind, and counted where several are of one kind.
+    What comes up as the captain of something is called the captain, when nothing else is; else things are
+    called by their kind, and counted where several are of one kind.
     """
 
     def __init__(self, graph: Graph, draft: Draft) -> None:

@@ -1,0 +1,104 @@
+"""How hard a question is: some attempts of an agent, and which share of them may succeed.
+
+An attempt that failed for another reason than the question (a tool, an engine, a judge) is unknown, not a
+failure.  A question is kept or refused only when unknown attempts could not change that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from carr_jax.agent.tools import SearchSession, Tools
+from carr_jax.records import Question, Score, Seen
+from carr_jax.rewards.matching import mentions
+from carr_jax.rollout.scheduler import Rollouts, Scorer
+from carr_jax.rollout.scripted import ScriptedEngine, expert
+
+# Whether the k-th attempt at a question succeeds; None when that cannot be known.
+Attempt = Callable[[Question, int], Awaitable[bool | None]]
+RESULTS = 10  # of the one search
+
+
+@dataclass(frozen=True)
+class Difficulty:
+    """Keep a question when at least `least` and at most `most` of `attempts` attempts succeed (shares)."""
+
+    attempts: int = 4
+    least: float = 0.0
+    most: float = 0.0
+
+    def keeps(self, outcomes: Sequence[bool | None]) -> bool | None:
+        """Whether the question is kept; None when the unknown outcomes decide."""
+        solved = sum(outcome is True for outcome in outcomes) / len(outcomes)
+        at_most = sum(outcome is not False for outcome in outcomes) / len(outcomes)
+        if self.least <= solved and at_most <= self.most:
+            return True
+        return False if at_most < self.least or solved > self.most else None
+
+
+async def attempted(question: Question, attempt: Attempt, count: int) -> list[bool | None]:
+    """The outcomes of `count` attempts, made at the same time."""
+    return list(await asyncio.gather(*(attempt(question, k) for k in range(count))))
+
+
+def one_search(tools: Tools) -> Attempt:
+    """Searches the text of the question once and reads the first ten pages it finds.
+
+    It counts as solved when an accepted answer stands anywhere on one of them: more than any reader of these
+    pages can get right, for he would also have to see that this name is the one.
+    """
+
+    async def attempt(question: Question, k: int) -> bool | None:
+        session = tools.session(question.question)
+        found = await session.search(question.question, RESULTS)
+        if found.error == "unavailable":
+            return None
+        seen, whole = await _read(session, found.seen)
+        if any(mentions(f"{s.title} . {s.text}", question.answers, question.answer_type) for s in seen):
+            return True
+        return False if whole else None
+
+    return attempt
+
+
+async def _read(session: SearchSession, results: Sequence[Seen]) -> tuple[list[Seen], bool]:
+    """What search results and their pages show, and whether every page could be asked for."""
+    seen, whole = list(results), True
+    for number in range(1, len(dict.fromkeys(s.url for s in results)) + 1):
+        page = await session.open(number)
+        seen += page.seen
+        whole = whole and page.error != "unavailable"
+    return seen, whole
+
+
+def by_expert(rollouts: Rollouts, score: Scorer) -> Attempt:
+    """The scripted expert, who follows the walk of the question through the tools, and must earn all there is.
+
+    A question that it does not solve has a fault: an answer, a rubric or a page that is not what it says.
+    """
+
+    async def attempt(question: Question, k: int) -> bool | None:
+        engine = ScriptedEngine(rollouts.chat, expert(question))
+        trajectory = await dataclasses.replace(rollouts, engine=engine).episode(question, k, k)
+        (result,) = await score(question, [trajectory])
+        return _solved(result) and result.rubric == 1.0 if result.known else None
+
+    return attempt
+
+
+def by_engine(rollouts: Rollouts, score: Scorer, seed: int) -> Attempt:
+    """The policy of an engine, such as an SGLang server; it must give the right answer."""
+
+    async def attempt(question: Question, k: int) -> bool | None:
+        trajectory = await rollouts.episode(question, k, seed + k)
+        (result,) = await score(question, [trajectory])
+        return _solved(result) if result.known else None
+
+    return attempt
+
+
+def _solved(score: Score) -> bool:
+    return score.outcome == 1.0
