@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from carr_jax.data.frozen import check_frozen, manifest_of
-from carr_jax.growing import append, appending, freeze, kept_rows, rejects_of, results
+from carr_jax.data.frozen import check_frozen, freeze, manifest_of, rejects_of
+from carr_jax.journal import append, appending, as_they_come, rows_of
 from carr_jax.records import InputError, Question
 from carr_jax.rewards.rubric_maker import Made
 from carr_jax.rewards.rubrics import entity_ids
@@ -74,7 +74,7 @@ async def make_file(
     if new:
         manifest_of(out).unlink(missing_ok=True)
         with appending(out) as clean, appending(rejects_of(out)) as unclean:
-            async for question, made in results(new, make, in_flight):
+            async for question, made in as_they_come(new, make, in_flight):
                 if made.question is not None:
                     done[question.id] = made.question
                     append(clean, made.question)
@@ -94,7 +94,7 @@ async def make_file(
         *spent,
     )
     if not failed and not manifest_of(out).exists():
-        _freeze(report, out, how)
+        freeze(out, report.questions, report.rejected, {**how, **counts(report)})
     return report
 
 
@@ -104,23 +104,18 @@ async def make_file(
 def _kept(questions: Sequence[Question], out: Path) -> tuple[dict[str, Question], dict[str, Rejected]]:
     """What is there already.  Raises InputError for a file with other questions: it is not written over."""
     asked = {q.id: (q.question, q.answer) for q in questions}
-    done = {q.id: q for q in kept_rows(out, question_from_json)}
+    done = {q.id: q for q in rows_of(out, question_from_json)}
     for question in done.values():
         if asked.get(question.id) != (question.question, question.answer):
             raise InputError(
                 f"{out} holds the question {question.id!r}, which is not in this source; give another --out"
             )
-    rejected = {row["id"]: row for row in kept_rows(rejects_of(out), dict)}
+    rejected = {row["id"]: row for row in rows_of(rejects_of(out), dict)}
     return done, {
         id: Rejected(id, tuple(row["findings"]), tuple(row["rubrics"]))
         for id, row in rejected.items()
         if id in asked
     }
-
-
-def _freeze(report: Report, out: Path, how: Mapping[str, Any]) -> None:
-    """Both files in the order of the source."""
-    freeze(out, report.questions, report.rejected, {**how, **counts(report)})
 
 
 # ----------------------------------------------------------------------------------------------------- summary

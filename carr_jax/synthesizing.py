@@ -18,12 +18,12 @@ from random import Random
 from typing import Any, BinaryIO
 
 from carr_jax.data.drafts import is_unique
-from carr_jax.data.frozen import check_frozen, manifest_of
+from carr_jax.data.frozen import check_frozen, freeze, manifest_of, rejects_of
 from carr_jax.data.graph import Graph
 from carr_jax.data.obscuring import obscured
 from carr_jax.data.synthesis import STRATEGIES, Shape
 from carr_jax.data.wording import faults, question_of
-from carr_jax.growing import append, appending, freeze, kept_rows, rejects_of, results
+from carr_jax.journal import append, appending, as_they_come, rows_of
 from carr_jax.observe.files import atomic_file
 from carr_jax.records import InputError, Question
 from carr_jax.rewards.rubric_maker import Made
@@ -147,7 +147,7 @@ async def make_file(
     if (first := next(wanted, None)) is not None:
         _begin(out, plan_of_file)
         with appending(out) as clean, appending(rejects_of(out)) as unclean:
-            async for question, made in results(chain([first], wanted), finish, at_once):
+            async for question, made in as_they_come(chain([first], wanted), finish, at_once):
                 making.take(question, made, clean, unclean)
                 progress(making.passed)
     report = making.report()
@@ -172,8 +172,8 @@ class _Making:
     def __init__(self, stream: Iterator[Question | str], count: int, out: Path) -> None:
         self.stream, self.count = stream, count
         self.tried: list[Question | str] = []
-        self.done = {q.id: q for q in kept_rows(out, question_from_json)}
-        self.rejected = {r.id: r for r in kept_rows(rejects_of(out), _rejected)}
+        self.done = {q.id: q for q in rows_of(out, question_from_json)}
+        self.rejected = {r.id: r for r in rows_of(rejects_of(out), _rejected)}
         self.failed: dict[str, str] = {}
         self.kept = len(self.done)
         self.passed = 0
@@ -264,7 +264,7 @@ def _rejected(row: Mapping[str, Any]) -> Rejected:
 
 
 def counts(report: Report) -> dict[str, Any]:
-    """The statistics of a file: how many questions, of which strategies and hops, how large; what was refused."""
+    """The statistics of a file: how many questions of what kind and size, and why others were refused."""
     questions = report.questions
     return {
         "questions": len(questions),
