@@ -27,7 +27,7 @@ def rejects_of(file: Path) -> Path:
 
 
 def freeze(file: Path, rows: Sequence[Any], rejects: Sequence[Any], facts: Mapping[str, Any]) -> None:
-    """Writes both files whole and in order, then the manifest, which holds the SHA-256 of `file` and the facts."""
+    """Writes both files, whole and in order, then the manifest with the SHA-256 of `file` and the facts."""
     for path, records in ((file, rows), (rejects_of(file), rejects)):
         with atomic_file(path) as stream:
             stream.writelines(map(line_of, records))
