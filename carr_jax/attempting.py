@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from carr_jax.agent.tools import SearchSession, Tools
 from carr_jax.records import Question, Score, Seen
 from carr_jax.rewards.matching import mentions
+from carr_jax.rewards.rubric_maker import Made
 from carr_jax.rollout.scheduler import Rollouts, Scorer
 from carr_jax.rollout.scripted import ScriptedEngine, expert
 
@@ -102,3 +103,21 @@ def by_engine(rollouts: Rollouts, score: Scorer, seed: int) -> Attempt:
 
 def _solved(score: Score) -> bool:
     return score.outcome == 1.0
+
+
+async def tested(made: Made, attempt: Attempt, difficulty: Difficulty) -> Made:
+    """A question as it was made, unless attempts find it too easy or too hard, or nothing is known of them.
+
+    The share of attempts that are known to have succeeded goes into its metadata as `solved`.
+    """
+    outcomes = await attempted(made.question, attempt, difficulty.attempts)
+    keeps = difficulty.keeps(outcomes)
+    solved = sum(outcome is True for outcome in outcomes) / len(outcomes)
+    if keeps is None:
+        unknown = sum(outcome is None for outcome in outcomes)
+        return dataclasses.replace(made, question=None, reason=f"{unknown} attempts ended in a failure of ours")
+    if not keeps:
+        easy = "easy" if solved > difficulty.most else "hard"
+        return dataclasses.replace(made, question=None, findings=(f"too {easy} for the agent that tries it",))
+    metadata = {**made.question.metadata, "solved": solved}
+    return dataclasses.replace(made, question=dataclasses.replace(made.question, metadata=metadata))

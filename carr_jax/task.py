@@ -41,9 +41,13 @@ def load_task(config: ConfigDict, split: str) -> Task:
         pages, questions, held_out = _from_world(config, split)
     else:
         pages, questions, held_out = _from_files(config)
+    return Task(tuple(questions), tuple(held_out), pages, make_tools(config, pages), make_budgets(config))
+
+
+def make_budgets(config: ConfigDict) -> Budgets:
+    """The limits of one episode."""
     agent = config.agent
-    budgets = Budgets(agent.context, agent.turns, agent.tool_calls, agent.turn_tokens, agent.deadline_s)
-    return Task(tuple(questions), tuple(held_out), pages, make_tools(config, pages), budgets)
+    return Budgets(agent.context, agent.turns, agent.tool_calls, agent.turn_tokens, agent.deadline_s)
 
 
 def make_tools(config: ConfigDict, pages: tuple[Page, ...]) -> Tools:
@@ -70,7 +74,12 @@ def served_tools(config: ConfigDict) -> Tools:
     """What a tool server offers.  Raises InputError for a configuration that asks a tool server itself."""
     if config.search.source == "server":
         raise InputError("config.search.source=server: give this server what it is to search itself")
-    if config.search.source == "retrieval" or config.search.index.path:
+    return load_tools(config)
+
+
+def load_tools(config: ConfigDict) -> Tools:
+    """What `config.search` lets an agent reach, without any questions."""
+    if config.search.source != "corpus" or config.search.index.path:
         return make_tools(config, ())
     if config.data.source == "world":
         return make_tools(config, build_world(WorldConfig(**config.world.to_dict())).pages)

@@ -1,0 +1,227 @@
+"""Makes hard questions from a knowledge graph, with rubrics and hidden entities; what comes out is frozen.
+
+    python launch/synthesize.py world --count=1000 --out=data/questions.jsonl
+    python launch/synthesize.py graph.jsonl --count=5000 --strategy=attributes,subgraph --out=data/hard.jsonl
+    python launch/synthesize.py graph.jsonl --obfuscate=llm --config=configs/c_grpo_4b.py --out=data/hard.jsonl
+
+GRAPH is a file of entities and facts (carr_jax/data/graph.py; launch/convert_graph.py makes one of a Wikidata
+dump), or the word world for the built-in world of the configuration.  Each question has exactly one answer in the
+graph, names nothing that is to be found out, and is linted.  --obfuscate=plain makes names and dates vague as far
+as the graph still has one answer; llm has the model of config.judge word that question, too.
+
+An agent may try each question: search (searches its text once, and reads the ten pages), expert (the scripted
+one), or engine (config.model.policy, in this process or on config.rollout.servers).  Kept are questions that it
+solves in a share of --attempts between the two numbers of --solved.
+
+The same command goes on after a kill and ends with the same file; a larger --count adds to it.
+"""
+
+import asyncio
+import sys
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # works from a clone that is not installed
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from carr_jax.attempting import Difficulty, by_expert, one_search, tested
+from carr_jax.command import OptionParser, end_well
+from carr_jax.data.card import Card, card_of, write_card
+from carr_jax.data.frozen import manifest_of, rejects_of
+from carr_jax.data.graph import read_graph
+from carr_jax.data.rewording import reworded
+from carr_jax.data.synthesis import STRATEGIES
+from carr_jax.judging import chosen_config, chosen_judge, how_to_go_on, make_judge, open_client
+from carr_jax.llm.errors import CannotGoOn
+from carr_jax.records import InputError
+from carr_jax.rewards.rubric_maker import Made, MakerOptions
+from carr_jax.search.world import SPLITS, WorldConfig, build_world
+from carr_jax.stored import file_sha256
+from carr_jax.synthesizing import Plan, counts, make_file
+from carr_jax.task import load_tools
+from carr_jax.world_graph import graph_of_world
+
+SHOWN = 8  # reasons that are printed
+AGENTS = ("none", "search", "expert", "engine")
+
+
+def parse(argv):
+    """Raises InputError for what cannot be done."""
+    options = OptionParser("synthesize.py", __doc__)
+    options.add_argument("graph", metavar="GRAPH", type=Path, help="a graph file, or the word world")
+    options.add_argument("--out", type=Path, required=True, help="question file to write, .jsonl")
+    options.add_argument("--count", type=int, default=1000, help="questions (default: 1000)")
+    options.add_argument("--strategy", default=",".join(STRATEGIES), help="(default: all, %(default)s)")
+    options.add_argument("--hops", default="2,3,4", help="facts between two things that a question tells")
+    options.add_argument("--most-links", type=int, default=40, help="of a thing on the way; hubs are left out")
+    options.add_argument("--split", default="", help="of the graph's entities (default: train of world, else any)")
+    options.add_argument("--seed", type=int, default=0)
+    options.add_argument("--obfuscate", choices=("none", "plain", "llm"), default="plain")
+    options.add_argument("--rounds", type=int, default=2, help="repairs of what a model wrote (default: 2)")
+    options.add_argument("--agent", choices=AGENTS, help="(default: search for world, else none)")
+    options.add_argument("--attempts", type=int, default=0, help="of the agent (default: 4 of engine, else 1)")
+    options.add_argument("--solved", default="", help="LEAST,MOST (default: 1,1 for expert, else 0,0)")
+    return _checked(options.own(argv))
+
+
+def _checked(given):
+    """With the defaults that depend on each other.  Raises InputError."""
+    if given.out.suffix != ".jsonl" or given.out.is_dir():
+        raise InputError(f"--out={given.out} must be a file that ends in .jsonl")
+    if given.out.resolve() == given.graph.resolve():
+        raise InputError(f"--out={given.out} must not be the file that is read")
+    given.strategy = tuple(given.strategy.split(","))
+    if unknown := [name for name in given.strategy if name not in STRATEGIES]:
+        raise InputError(f"--strategy={unknown[0]} is not one of {', '.join(STRATEGIES)}")
+    given.hops = tuple(map(int, _numbers("--hops", given.hops, 1, 8)))
+    given.agent = given.agent or ("search" if given.graph == Path("world") else "none")
+    given.attempts = given.attempts or (4 if given.agent == "engine" else 1)
+    given.solved = given.solved or ("1,1" if given.agent == "expert" else "0,0")
+    shares = _numbers("--solved", given.solved, 0, 1)
+    if len(shares) != 2 or shares[0] > shares[1]:
+        raise InputError(f"--solved={given.solved} must be two shares, such as 0,0.5")
+    given.difficulty = Difficulty(given.attempts, *shares)
+    if min(given.count, given.most_links, given.attempts) < 1 or given.rounds < 0:
+        raise InputError("--count, --most-links and --attempts must be positive, --rounds not negative")
+    return given
+
+
+def _numbers(option, text, least, most):
+    """The numbers of a list with commas.  Raises InputError."""
+    try:
+        numbers = [float(part) if "." in part else int(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or not all(least <= number <= most for number in numbers):
+        raise InputError(f"{option}={text} must be numbers from {least} to {most} with commas between")
+    return numbers
+
+
+def graph_of(given, config):
+    """(graph, plan, what made it).  Raises InputError for what cannot be read."""
+    knobs = dict(
+        strategies=given.strategy,
+        hops=given.hops,
+        most_links=given.most_links,
+        seed=given.seed,
+        obscure=given.obfuscate != "none",
+    )
+    if given.graph == Path("world"):
+        settings = config.world.to_dict()
+        split = given.split or "train"
+        if split not in SPLITS:
+            raise InputError(f"--split={split} is not one of {', '.join(SPLITS)}")
+        graph = graph_of_world(build_world(WorldConfig(**settings)))
+        return graph, Plan(f"world{config.world.seed}", split=split, **knobs), {"world": settings}
+    graph = read_graph(given.graph)
+    name = given.graph.name.partition(".")[0]
+    return graph, Plan(name, split=given.split, **knobs), {"graph_sha256": file_sha256(given.graph)}
+
+
+@asynccontextmanager
+async def rewording(given, config):
+    """What makes a question of a candidate, before anybody tries it."""
+
+    async def as_it_is(question):
+        return Made(question)
+
+    if given.obfuscate != "llm":
+        yield as_it_is
+        return
+    judge = config.judge
+    options = MakerOptions(given.rounds, judge.temperature, judge.max_tokens, judge.tries)
+    async with open_client(config, given.out.parent) as (client, cache):
+        yield lambda question: reworded(question, client, cache, options)
+
+
+@asynccontextmanager
+async def trying(given, config):
+    """The agent that tries the questions, or None."""
+    if given.agent == "none":
+        yield None
+    elif given.agent == "search":
+        yield one_search(load_tools(config))
+    else:
+        raise NotImplementedError(by_expert, make_judge)
+
+
+async def make(given, config, graph, plan, how, progress):
+    """Raises InputError when the budget, the keys or the disk are at an end; what was made is kept."""
+    try:
+        async with rewording(given, config) as word, trying(given, config) as attempt:
+
+            async def finish(question):
+                made = await word(question)
+                return await tested(made, attempt, given.difficulty) if attempt and made.question else made
+
+            at_once = config.judge.concurrency
+            return await make_file(graph, plan, given.count, given.out, finish, how, at_once, progress)
+    except CannotGoOn as error:
+        raise InputError(how_to_go_on(error)) from None
+
+
+def run(argv):
+    given = parse(argv)
+    with_model = given.obfuscate == "llm"
+    config = chosen_judge(argv, given.out.parent) if with_model else chosen_config(argv)
+    if with_model and config.judge.kind != "llm":
+        raise InputError("no model to ask: give a --config with judge.kind=llm, or another --obfuscate")
+    graph, plan, how = graph_of(given, config)
+    how |= {"obfuscate": given.obfuscate, "agent": given.agent}
+    how |= {"attempts": given.attempts, "solved": given.solved} if given.agent != "none" else {}
+    how |= {"model": config.judge.model, "rounds": given.rounds} if with_model else {}
+    console = Console(highlight=False)
+    columns = (TextColumn("questions"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=given.count)
+        report = asyncio.run(
+            make(given, config, graph, plan, how, lambda done: bar.update(task, completed=done))
+        )
+    show(report, given, console)
+    title = f"Questions from the graph {plan.source}"
+    made_by = " ".join(["python", *argv])
+    write_card(given.out, Card.of_questions(report.questions, title, made_by, seed=given.seed, facts=how))
+    console.print(
+        f"{given.out} is frozen by {manifest_of(given.out).name}; see {card_of(given.out).name}",
+        markup=False,
+        soft_wrap=True,
+    )
+
+
+def show(report, given, console):
+    """The statistics, and what to do about questions whose fate is not known."""
+    number = counts(report)
+
+    def say(text, style=""):
+        console.print(text, style=style, markup=False, soft_wrap=True)
+
+    say(
+        f"{number['questions']:,} questions ({report.kept:,} were done before) of {report.candidates:,} candidates, "
+        f"{number['rubrics_per_question']:.1f} rubrics and {number['entities_per_question']:.1f} hidden entities "
+        "each; all have one answer in the graph, and the linter has nothing to say"
+    )
+    for name in ("strategies", "hops_of_questions"):
+        said = ", ".join(f"{key} {count:,}" for key, count in number[name].items())
+        say(f"{name.replace('_', ' ')}: {said}")
+    if report.calls:
+        say(f"{report.calls:,} calls, {report.tokens:,} tokens, ${report.cost_usd:,.2f}", "dim")
+    for reason, count in sorted(report.refused.items(), key=lambda item: -item[1])[:SHOWN]:
+        say(f"  {count:,} refused: {reason}", "yellow")
+    if report.rejected:
+        say(f"  those that were tried in vain stand in {rejects_of(given.out).name}", "yellow")
+    if report.failed:
+        name, reason = next(iter(report.failed.items()))
+        raise InputError(
+            f"of {len(report.failed):,} questions nothing is known, as of {name} ({reason}); "
+            "the same command asks again"
+        )
+
+
+def main(argv):
+    return end_well(lambda: run(argv), argv[0], "the same command goes on")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))
