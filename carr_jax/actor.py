@@ -16,7 +16,7 @@ from carr_jax.agent.chat import Chat
 from carr_jax.judging import make_judge
 from carr_jax.learner import Learner
 from carr_jax.observe.begun import read_begun
-from carr_jax.policy import Policy, write_policy
+from carr_jax.policy import Policy, load_policy, write_policy
 from carr_jax.records import Question, Score, Trajectory
 from carr_jax.rewards.group import score_group
 from carr_jax.rewards.judge import Judge
@@ -85,18 +85,35 @@ async def _engine(
 ) -> AsyncIterator[tuple[Engine, WeightSync | None]]:
     rollout = config.rollout
     if rollout.engine == "embedded":
-        yield embedded_engine(config, policy, learner), None
+        yield embedded_engine(config, policy, learner.params, learner.done), None
         return
     sync = weight_sync(config, policy, run)
     folder = await sync.write(learner.params, learner.done)
-    patience = PoolOptions(
+    async with SGLangPool(rollout.servers, folder, learner.done, patience(config)) as engine:
+        yield engine, sync
+
+
+def patience(config: ConfigDict) -> PoolOptions:
+    """How long servers are waited for."""
+    rollout = config.rollout
+    return PoolOptions(
         request_s=rollout.request_s,
         decode_s=rollout.token_s,
         health_s=rollout.health_s,
         in_flight=rollout.on_update,
     )
-    async with SGLangPool(rollout.servers, folder, learner.done, patience) as engine:
-        yield engine, sync
+
+
+@asynccontextmanager
+async def fixed_engine(config: ConfigDict) -> AsyncIterator[Engine]:
+    """The engine of `config.rollout` with the weights of `config.model.policy`, which stay as they are."""
+    if config.rollout.engine == "embedded":
+        policy = load_policy(config, [])
+        yield embedded_engine(config, policy, policy.params, 0)
+        return
+    weights = Path(config.model.policy).absolute()
+    async with SGLangPool(config.rollout.servers, weights, 0, patience(config)) as pool:
+        yield pool
 
 
 def weight_sync(config: ConfigDict, policy: Policy, run: RunFolder) -> WeightSync:
@@ -109,15 +126,15 @@ def weight_sync(config: ConfigDict, policy: Policy, run: RunFolder) -> WeightSyn
     return WeightSync(Path(rollout.weights_folder or run.path / "weights").absolute(), export, rollout.push)
 
 
-def embedded_engine(config: ConfigDict, policy: Policy, learner: Learner) -> EmbeddedEngine:
+def embedded_engine(config: ConfigDict, policy: Policy, params: Any, version: int) -> EmbeddedEngine:
     return EmbeddedEngine(
-        learner.params,
+        params,
         policy.model,
         slots=config.rollout.slots,
         max_length=config.agent.context,
         prefill_rows=config.rollout.prefill_rows,
         prefill_chunk=config.rollout.prefill_chunk,
-        version=learner.done,
+        version=version,
     )
 
 

@@ -12,14 +12,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from carr_jax.agent.tools import SearchSession, Tools
-from carr_jax.records import Question, Score, Seen
+from carr_jax.records import Question, Score, Seen, Trajectory
 from carr_jax.rewards.matching import mentions
 from carr_jax.rewards.rubric_maker import Made
-from carr_jax.rollout.scheduler import Rollouts, Scorer
+from carr_jax.rollout.scheduler import Rollouts
 from carr_jax.rollout.scripted import ScriptedEngine, expert
 
 # Whether the k-th attempt at a question succeeds; None when that cannot be known.
 Attempt = Callable[[Question, int], Awaitable[bool | None]]
+Grade = Callable[[Question, Trajectory], Awaitable[Score]]
 RESULTS = 10  # of the one search
 
 
@@ -75,7 +76,7 @@ async def _read(session: SearchSession, results: Sequence[Seen]) -> tuple[list[S
     return seen, whole
 
 
-def by_expert(rollouts: Rollouts, score: Scorer) -> Attempt:
+def by_expert(rollouts: Rollouts, grade: Grade) -> Attempt:
     """The scripted expert, who follows the walk of the question through the tools, and must earn all there is.
 
     A question that it does not solve has a fault: an answer, a rubric or a page that is not what it says.
@@ -84,25 +85,21 @@ def by_expert(rollouts: Rollouts, score: Scorer) -> Attempt:
     async def attempt(question: Question, k: int) -> bool | None:
         engine = ScriptedEngine(rollouts.chat, expert(question))
         trajectory = await dataclasses.replace(rollouts, engine=engine).episode(question, k, k)
-        (result,) = await score(question, [trajectory])
-        return _solved(result) and result.rubric == 1.0 if result.known else None
+        score = await grade(question, trajectory)
+        return score.outcome == score.rubric == 1.0 if score.known else None
 
     return attempt
 
 
-def by_engine(rollouts: Rollouts, score: Scorer, seed: int) -> Attempt:
+def by_engine(rollouts: Rollouts, grade: Grade, seed: int) -> Attempt:
     """The policy of an engine, such as an SGLang server; it must give the right answer."""
 
     async def attempt(question: Question, k: int) -> bool | None:
         trajectory = await rollouts.episode(question, k, seed + k)
-        (result,) = await score(question, [trajectory])
-        return _solved(result) if result.known else None
+        score = await grade(question, trajectory)
+        return score.outcome == 1.0 if score.known else None
 
     return attempt
-
-
-def _solved(score: Score) -> bool:
-    return score.outcome == 1.0
 
 
 async def tested(made: Made, attempt: Attempt, difficulty: Difficulty) -> Made:

@@ -268,7 +268,7 @@ def counts(report: Report) -> dict[str, Any]:
     questions = report.questions
     return {
         "questions": len(questions),
-        "strategies": dict(sorted(Counter(q.metadata["strategy"] for q in questions).items())),
+        "strategies_of_questions": dict(sorted(Counter(q.metadata["strategy"] for q in questions).items())),
         "hops_of_questions": {str(n): k for n, k in sorted(Counter(q.hops for q in questions).items())},
         "rubrics_per_question": _mean([len(q.rubrics) for q in questions]),
         "entities_per_question": _mean([len(entity_ids(q.rubrics)) for q in questions]),

@@ -17,6 +17,7 @@ The same command goes on after a kill and ends with the same file; a larger --co
 """
 
 import asyncio
+import dataclasses
 import sys
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -26,7 +27,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # works from a clone that is
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from carr_jax.attempting import Difficulty, by_expert, one_search, tested
+from carr_jax.agent.chat import Chat
+from carr_jax.agent.tokenizer import Tokenizer
+from carr_jax.attempting import Difficulty, by_engine, by_expert, one_search, tested
 from carr_jax.command import OptionParser, end_well
 from carr_jax.data.card import Card, card_of, write_card
 from carr_jax.data.frozen import manifest_of, rejects_of
@@ -36,14 +39,17 @@ from carr_jax.data.synthesis import STRATEGIES
 from carr_jax.judging import chosen_config, chosen_judge, how_to_go_on, make_judge, open_client
 from carr_jax.llm.errors import CannotGoOn
 from carr_jax.records import InputError
+from carr_jax.rewards.carr import score_trajectory
 from carr_jax.rewards.rubric_maker import Made, MakerOptions
+from carr_jax.rollout.scheduler import Rollouts
 from carr_jax.search.world import SPLITS, WorldConfig, build_world
 from carr_jax.stored import file_sha256
 from carr_jax.synthesizing import Plan, counts, make_file
-from carr_jax.task import load_tools
+from carr_jax.task import load_tools, make_budgets
 from carr_jax.world_graph import graph_of_world
 
 SHOWN = 8  # reasons that are printed
+SHIPPED = Path(__file__).parents[1] / "carr_jax/assets/sft_tiny"  # its tokenizer reads any text
 AGENTS = ("none", "search", "expert", "engine")
 
 
@@ -56,7 +62,9 @@ def parse(argv):
     options.add_argument("--strategy", default=",".join(STRATEGIES), help="(default: all, %(default)s)")
     options.add_argument("--hops", default="2,3,4", help="facts between two things that a question tells")
     options.add_argument("--most-links", type=int, default=40, help="of a thing on the way; hubs are left out")
-    options.add_argument("--split", default="", help="of the graph's entities (default: train of world, else any)")
+    options.add_argument(
+        "--split", default="", help="of the graph's entities (default: train of world, else any)"
+    )
     options.add_argument("--seed", type=int, default=0)
     options.add_argument("--obfuscate", choices=("none", "plain", "llm"), default="plain")
     options.add_argument("--rounds", type=int, default=2, help="repairs of what a model wrote (default: 2)")
@@ -138,13 +146,38 @@ async def rewording(given, config):
 
 @asynccontextmanager
 async def trying(given, config):
-    """The agent that tries the questions, or None."""
+    """The agent that tries the questions, or None.  Raises InputError for one that has nothing to search."""
     if given.agent == "none":
         yield None
-    elif given.agent == "search":
+        return
+    in_memory = config.search.source == "corpus" and not config.search.index.path
+    if in_memory and (config.data.source == "world") != (given.graph == Path("world")):
+        raise InputError(
+            "the agent must search the pages of the graph: give a --config whose section search or data names "
+            "them, or --agent=none"
+        )
+    if given.agent == "search":
         yield one_search(load_tools(config))
-    else:
-        raise NotImplementedError(by_expert, make_judge)
+        return
+    rollouts = rollouts_of(config)
+    async with make_judge(config, given.out.parent) as judge:
+
+        async def score(question, trajectory):
+            return await score_trajectory(question, trajectory, judge)
+
+        if given.agent == "expert":
+            yield by_expert(rollouts, score)
+            return
+        from carr_jax.actor import fixed_engine  # imports jax, which nobody else needs here
+
+        async with fixed_engine(config) as engine:
+            yield by_engine(dataclasses.replace(rollouts, engine=engine), score, config.seed)
+
+
+def rollouts_of(config):
+    """Episodes with the tools and limits of the configuration, and nobody yet who samples."""
+    chat = Chat(Tokenizer.load(config.model.policy or config.model.tokenizer or SHIPPED))
+    return Rollouts(None, chat, load_tools(config), make_budgets(config), config.rollout.temperature)
 
 
 async def make(given, config, graph, plan, how, progress):
@@ -171,6 +204,8 @@ def run(argv):
     graph, plan, how = graph_of(given, config)
     how |= {"obfuscate": given.obfuscate, "agent": given.agent}
     how |= {"attempts": given.attempts, "solved": given.solved} if given.agent != "none" else {}
+    if given.agent == "engine" and not config.model.policy:
+        raise InputError("--agent=engine needs config.model.policy, the folder of the policy that tries")
     how |= {"model": config.judge.model, "rounds": given.rounds} if with_model else {}
     console = Console(highlight=False)
     columns = (TextColumn("questions"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -202,7 +237,7 @@ def show(report, given, console):
         f"{number['rubrics_per_question']:.1f} rubrics and {number['entities_per_question']:.1f} hidden entities "
         "each; all have one answer in the graph, and the linter has nothing to say"
     )
-    for name in ("strategies", "hops_of_questions"):
+    for name in ("strategies_of_questions", "hops_of_questions"):
         said = ", ".join(f"{key} {count:,}" for key, count in number[name].items())
         say(f"{name.replace('_', ' ')}: {said}")
     if report.calls:
