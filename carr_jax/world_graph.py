@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from carr_jax.data.graph import Entity, Fact, Graph, Kind
+from carr_jax.data.graph import Entity, Fact, Graph, Kind, Wording
 from carr_jax.search.lexicon import KINDS, RELATIONS, article
 from carr_jax.search.world import World
 
@@ -45,4 +45,5 @@ def graph_of_world(world: World) -> Graph:
     ]
     years = {kind.year: _SUBJECT.sub("{s}", kind.facts[1]).replace("{year}", "{o}") for kind in KINDS.values()}
     kinds = {kind: Kind(article(kind).strip(), "who" if kind == "person" else "that") for kind in KINDS}
-    return Graph(entities, facts, dict(_TOPICS.values()) | years, kinds)
+    wordings = {name: Wording(statement) for name, statement in (*_TOPICS.values(), *years.items())}
+    return Graph(entities, facts, wordings, kinds)

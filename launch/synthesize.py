@@ -4,10 +4,10 @@
     python launch/synthesize.py graph.jsonl --count=5000 --strategy=attributes,subgraph --out=data/hard.jsonl
     python launch/synthesize.py graph.jsonl --obfuscate=llm --config=configs/c_grpo_4b.py --out=data/hard.jsonl
 
-GRAPH is a file of entities and facts (carr_jax/data/graph.py; launch/convert_graph.py makes one of a Wikidata
-dump), or the word world for the built-in world of the configuration.  Each question has exactly one answer in the
-graph, names nothing that is to be found out, and is linted.  --obfuscate=plain makes names and dates vague as far
-as the graph still has one answer; llm has the model of config.judge word that question, too.
+GRAPH is a file of entities and facts (carr_jax/data/graph.py), a dump of Wikidata (carr_jax/data/wikidata.py),
+or the word world for the built-in world of the configuration.  Each question has exactly one answer in the graph,
+names nothing that is to be found out, and is linted.  --obfuscate=plain makes names and dates vague as far as
+the graph still has one answer; llm has the model of config.judge word that question, too.
 
 An agent may try each question: search (searches its text once, and reads the ten pages), expert (the scripted
 one), or engine (config.model.policy, in this process or on config.rollout.servers).  Kept are questions that it
@@ -36,6 +36,7 @@ from carr_jax.data.frozen import manifest_of, rejects_of
 from carr_jax.data.graph import read_graph
 from carr_jax.data.rewording import reworded
 from carr_jax.data.synthesis import STRATEGIES
+from carr_jax.data.wikidata import is_wikidata, read_wikidata
 from carr_jax.judging import chosen_config, chosen_judge, how_to_go_on, make_judge, open_client
 from carr_jax.llm.errors import CannotGoOn
 from carr_jax.records import InputError
@@ -123,7 +124,7 @@ def graph_of(given, config):
             raise InputError(f"--split={split} is not one of {', '.join(SPLITS)}")
         graph = graph_of_world(build_world(WorldConfig(**settings)))
         return graph, Plan(f"world{config.world.seed}", split=split, **knobs), {"world": settings}
-    graph = read_graph(given.graph)
+    graph = read_wikidata(given.graph) if is_wikidata(given.graph) else read_graph(given.graph)
     name = given.graph.name.partition(".")[0]
     return graph, Plan(name, split=given.split, **knobs), {"graph_sha256": file_sha256(given.graph)}
 
@@ -233,9 +234,9 @@ def show(report, given, console):
         console.print(text, style=style, markup=False, soft_wrap=True)
 
     say(
-        f"{number['questions']:,} questions ({report.kept:,} were done before) of {report.candidates:,} candidates, "
-        f"{number['rubrics_per_question']:.1f} rubrics and {number['entities_per_question']:.1f} hidden entities "
-        "each; all have one answer in the graph, and the linter has nothing to say"
+        f"{number['questions']:,} questions ({report.kept:,} were done before) of {report.candidates:,} "
+        f"candidates, {number['rubrics_per_question']:.1f} rubrics and {number['entities_per_question']:.1f} "
+        "hidden entities each; all have one answer in the graph, and the linter has nothing to say"
     )
     for name in ("strategies_of_questions", "hops_of_questions"):
         said = ", ".join(f"{key} {count:,}" for key, count in number[name].items())

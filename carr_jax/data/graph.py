@@ -5,13 +5,13 @@ A file of JSON lines has one entity, one fact, or one wording in a line, in any 
     {"entity": "Q1", "names": ["Ada Byron", "Ada"], "kind": "person", "url": "https://...",
      "attributes": {"birth year": "1815"}, "split": "train"}
     {"subject": "Q1", "relation": "birthplace", "object": "Q2", "url": "https://..."}
-    {"wording": "birth year", "statement": "{s} was born in {o}."}
+    {"wording": "educated at", "statement": "{s} studied at {o}.", "noun": false}
     {"kind": "river", "article": "the", "pronoun": "that"}
 
 The first name is the canonical one.  Attributes are facts whose object is a text, stated on the entity's page.
 `url` of a fact is the page that states it, without one that of the subject.  Questions never lead from one
-`split` into another.  Without a wording a fact reads "The birthplace of {s} is {o}.", which fits relations that
-are nouns; without a row for its kind an entity has no article, and persons are "who".
+`split` into another.  Without a wording a fact reads "The birthplace of {s} is {o}."; `noun` says whether "the
+birthplace of something" is English.  Without a row for its kind an entity has no article; persons are "who".
 """
 
 from __future__ import annotations
@@ -70,22 +70,29 @@ class Kind:
     pronoun: str = "that"
 
 
+@dataclass(frozen=True)
+class Wording:
+    """How a relation is told: a sentence with {s} and {o}; `noun` if "the (relation) of something" is English."""
+
+    statement: str
+    noun: bool = True
+
+
 class Graph:
     """Entities and facts, with the indexes that walks and matching need.
 
-    `statements` maps relations to their wording, a sentence with {s} and {o}.  Raises ValueError for a fact
-    about an unknown entity and for a name that is both a relation and an attribute.
+    Raises ValueError for a fact about an unknown entity, and for a name that is a relation and an attribute.
     """
 
     def __init__(
         self,
         entities: Iterable[Entity],
         facts: Iterable[Fact],
-        statements: Mapping[str, str] | None = None,
+        wordings: Mapping[str, Wording] | None = None,
         kinds: Mapping[str, Kind] | None = None,
     ) -> None:
         self.entities = {entity.id: entity for entity in entities}
-        self._statements, self._kinds = statements or {}, kinds or {}
+        self._wordings, self._kinds = wordings or {}, kinds or {}
         told = dict.fromkeys(facts)
         for fact in told:
             _check_ends(fact, self.entities)
@@ -136,11 +143,13 @@ class Graph:
 
     def statement(self, relation: str) -> str:
         """The sentence of a relation, with {s} and {o}."""
-        return self._statements.get(relation) or f"The {relation} of {{s}} is {{o}}."
+        wording = self._wordings.get(relation)
+        return wording.statement if wording else f"The {relation} of {{s}} is {{o}}."
 
     def is_noun(self, relation: str) -> bool:
-        """Whether "the (relation) of something" is English, as far as nobody gave the relation a wording."""
-        return relation not in self._statements
+        """Whether "the (relation) of something" is English."""
+        wording = self._wordings.get(relation)
+        return wording is None or wording.noun
 
     def kind(self, entity: str) -> Kind:
         """How an entity is told."""
@@ -228,7 +237,7 @@ def _graph(entities: Mapping[str, Entity], rows: Sequence[Mapping[str, Any]]) ->
             Fact(r["subject"], r["relation"], r["object"], r.get("url") or entities[r["subject"]].url)
             for r in facts
         ),
-        {row["wording"]: row["statement"] for row in rows if "wording" in row},
+        {row["wording"]: Wording(row["statement"], row.get("noun", True)) for row in rows if "wording" in row},
         {
             row["kind"]: Kind(row.get("article", ""), row.get("pronoun", "that"))
             for row in rows
@@ -259,4 +268,6 @@ def _other_row(row: Mapping[str, Any]) -> dict[str, Any]:
         text(row, key)
     if first == "wording" and sorted(re.findall(r"\{.*?\}", row["statement"])) != ["{o}", "{s}"]:
         raise ValueError(f"a statement needs {{s}} and {{o}} once each, got {row['statement']!r}")
+    if not isinstance(row.get("noun", True), bool):
+        raise TypeError(f"'noun' must be true or false, got {row['noun']!r}")
     return dict(row)

@@ -125,7 +125,9 @@ def _moves(graph: Graph, rng: Random, here: str, most_links: int) -> list[Fact]:
     facts += [
         fact
         for fact in graph.values(here)
-        if value_type(fact.object) and len(graph.about(here, fact.relation)) == 1
+        if value_type(fact.object)
+        and graph.is_noun(fact.relation)
+        and len(graph.about(here, fact.relation)) == 1
     ]
     return rng.sample(facts, len(facts))
 

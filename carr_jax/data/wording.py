@@ -162,7 +162,7 @@ def _phrase(graph: Graph, draft: Draft, end: str, come_from: Clue | None) -> str
         return _with_article(graph, end, graph.entities[end].name)
     clues = [clue for clue in draft.clues if end in clue.ends and clue is not come_from]
     ties = [clue for clue in clues if len(clue.ends) > 1]
-    if len(ties) > 1 or not clues:
+    if len(ties) > 1 or not clues or not all(graph.is_noun(clue.fact.relation) for clue in ties):
         return None
     if len(clues) == 1 and clues[0].ends[-1] == end and ties:
         subject = _phrase(graph, draft, clues[0].fact.subject, clues[0])
@@ -188,6 +188,7 @@ def _told_in_sentences(graph: Graph, draft: Draft) -> str:
     """One sentence for each thing and what is told of it, then the question."""
     *before, last = draft.clues
     asks_last = last.ends[-1] == draft.answer and not any(draft.answer in clue.ends for clue in before)
+    asks_last = asks_last and graph.is_noun(last.fact.relation)
     left = list(before if asks_last else draft.clues)
     telling = _Telling(graph, draft)
     sentences = []
