@@ -5,9 +5,9 @@
     python launch/synthesize.py graph.jsonl --obfuscate=llm --config=configs/c_grpo_4b.py --out=data/hard.jsonl
 
 GRAPH is a file of entities and facts (carr_jax/data/graph.py), a dump of Wikidata (carr_jax/data/wikidata.py),
-or the word world for the built-in world of the configuration.  Each question has exactly one answer in the graph,
-names nothing that is to be found out, and is linted.  --obfuscate=plain makes names and dates vague as far as
-the graph still has one answer; llm has the model of config.judge word that question, too.
+or the word world for the built-in world of the configuration.  Each question has exactly one answer in the
+graph, names nothing that is to be found out, and is linted.  --obfuscate=plain makes names and dates vague as
+far as the graph still has one answer; llm has the model of config.judge word that question, too.
 
 An agent may try each question: search (searches its text once, and reads the ten pages), expert (the scripted
 one), or engine (config.model.policy, in this process or on config.rollout.servers).  Kept are questions that it

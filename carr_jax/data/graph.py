@@ -72,7 +72,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Wording:
-    """How a relation is told: a sentence with {s} and {o}; `noun` if "the (relation) of something" is English."""
+    """How a relation is told: a sentence with {s} and {o}; `noun` if "the (relation) of it" is English."""
 
     statement: str
     noun: bool = True

@@ -9,9 +9,9 @@ item is kept when it has an English label and a page in the English Wikipedia, w
     {"id": "P19", "type": "property", "labels": {"en": {"value": "place of birth"}}}
 
 Its kind is the label of what it is an instance of (P31).  Relations are the labels of properties whose rows are
-in the dump; one that is no noun ("educated at") has no wording and is left out.  A date becomes a text as precise
-as it is, a number without a unit its digits.  Wikidata does not say whether the page states a fact: let the
-scripted expert try the questions, with pages, and keep what it solves.
+in the dump; one that is no noun ("educated at") has no wording and is left out.  A date becomes a text as
+precise as it is, a number without a unit its digits.  Wikidata does not say whether the page states a fact: let
+the scripted expert try the questions, with pages, and keep what it solves.
 """
 
 from __future__ import annotations
@@ -101,8 +101,13 @@ def _at(row: Any, *keys: str) -> Any:
     return row
 
 
+def _list(row: Any, *keys: str) -> list[Any]:
+    found = _at(row, *keys)
+    return found if isinstance(found, list) else []
+
+
 def _entity(row: Row, labels: Mapping[str, str], properties: Mapping[str, str]) -> Entity:
-    aliases = [str(_at(alias, "value") or "") for alias in _at(row, "aliases", "en") or ()]
+    aliases = [str(_at(alias, "value") or "") for alias in _list(row, "aliases", "en")]
     instance_of = next((labels[id] for id in _objects(row, _INSTANCE_OF) if id in labels), "thing")
     values = {
         name: texts[0]
@@ -125,7 +130,7 @@ def _facts(row: Row, items: Mapping[str, Row], properties: Mapping[str, str]) ->
 
 def _values(row: Row, property: str) -> list[Row]:
     """The values of the claims with the best rank that has any; deprecated ones count for nothing."""
-    claims = _at(row, "claims", property) or ()
+    claims = _list(row, "claims", property)
     for rank in ("preferred", "normal"):
         values = [_at(claim, "mainsnak", "datavalue") for claim in claims if _at(claim, "rank") == rank]
         if found := [value for value in values if isinstance(value, dict)]:
