@@ -69,8 +69,8 @@ def one_search(tools: Tools) -> Attempt:
 async def _read(session: SearchSession, results: Sequence[Seen]) -> tuple[list[Seen], bool]:
     """What search results and their pages show, and whether every page could be asked for."""
     seen, whole = list(results), True
-    for number in range(1, len(dict.fromkeys(s.url for s in results)) + 1):
-        page = await session.open(number)
+    for url in dict.fromkeys(s.url for s in results):
+        page = await session.open(url)
         seen += page.seen
         whole = whole and page.error != "unavailable"
     return seen, whole
@@ -102,7 +102,7 @@ def by_engine(rollouts: Rollouts, grade: Grade, seed: int) -> Attempt:
     return attempt
 
 
-async def tested(made: Made, attempt: Attempt, difficulty: Difficulty) -> Made:
+async def sifted(made: Made, attempt: Attempt, difficulty: Difficulty) -> Made:
     """A question as it was made, unless attempts find it too easy or too hard, or nothing is known of them.
 
     The share of attempts that are known to have succeeded goes into its metadata as `solved`.

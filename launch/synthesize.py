@@ -29,7 +29,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from carr_jax.agent.chat import Chat
 from carr_jax.agent.tokenizer import Tokenizer
-from carr_jax.attempting import Difficulty, by_engine, by_expert, one_search, tested
+from carr_jax.attempting import Difficulty, by_engine, by_expert, one_search, sifted
 from carr_jax.command import OptionParser, end_well
 from carr_jax.data.card import Card, card_of, write_card
 from carr_jax.data.frozen import manifest_of, rejects_of
@@ -188,7 +188,7 @@ async def make(given, config, graph, plan, how, progress):
 
             async def finish(question):
                 made = await word(question)
-                return await tested(made, attempt, given.difficulty) if attempt and made.question else made
+                return await sifted(made, attempt, given.difficulty) if attempt and made.question else made
 
             at_once = config.judge.concurrency
             return await make_file(graph, plan, given.count, given.out, finish, how, at_once, progress)
