@@ -140,7 +140,7 @@ async def make_file(
     or is of another plan, and when the graph gives too few questions; and whatever `finish` raises.
     """
     check_frozen(out)
-    plan_of_file = {**to_json(plan), **how}
+    plan_of_file = to_json({**to_json(plan), **how})
     _refuse_other_plan(out, plan_of_file, count)
     making = _Making(candidates(graph, plan), count, out)
     wanted = making.wanted()
@@ -175,7 +175,7 @@ class _Making:
         self.done = {q.id: q for q in rows_of(out, question_from_json)}
         self.rejected = {r.id: r for r in rows_of(rejects_of(out), _rejected)}
         self.failed: dict[str, str] = {}
-        self.kept = len(self.done)
+        self.before = frozenset(self.done)
         self.passed = 0
         self.calls, self.tokens, self.cost_usd = 0, 0, 0.0
 
@@ -223,7 +223,7 @@ class _Making:
                 refused[kind(rejected[-1].findings[0])] += 1
             else:
                 failed[made.id] = self.failed[made.id]
-        kept = min(self.kept, len(questions))
+        kept = sum(question.id in self.before for question in questions)
         money = (self.calls, self.tokens, self.cost_usd)
         return Report(tuple(questions), tuple(rejected), dict(refused), failed, candidates, kept, *money)
 

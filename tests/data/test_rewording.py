@@ -1,4 +1,4 @@
-"""Questions worded by a model that answers by a script, over real HTTP: what is checked, repaired and refused."""
+"""Questions worded by a model that answers by a script, over real HTTP: what is checked, repaired, refused."""
 
 import asyncio
 import contextlib
@@ -44,11 +44,9 @@ PLAIN = Question(
         ]
     },
 )
-TEXT = (
-    "Whoever wrote a book of the 1810s that turns on a board game of kings came into the world in which place?"
-)
+TEXT = "Whoever wrote a book of the 1810s that turns on a game of kings came into the world in which place?"
 TOLD = [
-    "turns on a board game of kings",
+    "turns on a game of kings",
     "a book of the 1810s",
     "Whoever wrote",
     "came into the world in which place",
@@ -96,7 +94,7 @@ def test_other_words_that_tell_everything_are_taken(tmp_path):
     assert (found.question.rubrics, found.question.entities) == (PLAIN.rubrics, PLAIN.entities)
     assert (found.rounds, found.calls, found.findings) == (1, 1, ())
     prompt = calls[0]["messages"][1]["content"]
-    assert "F2: ‹E1›" in prompt or "F2: <E1> was published in the 1810s." in prompt
+    assert "F2: <E1> was published in the 1810s." in prompt
     assert PLAIN.question in prompt and not re.search("Kalkar|Emma|Ada|1812", prompt)  # it cannot tell a secret
     again, calls = made(tmp_path, writer(LEAK))
     assert again.question == found.question and calls == []  # from the cache
