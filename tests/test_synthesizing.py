@@ -214,17 +214,22 @@ def script(*arguments):
     return subprocess.run(command, capture_output=True, text=True)
 
 
-SMALL = ["world", "--config=" + str(ROOT / "configs/c_grpo_tiny.py"), "--config.world.entities_per_kind=40"]
+SMALL = [
+    "world",
+    "--config=" + str(ROOT / "configs/c_grpo_tiny.py"),
+    "--config.world.entities_per_kind=25",
+    "--config.world.look_alikes=20",
+]
 
 
 def test_the_command_survives_a_kill(tmp_path):
     whole, killed = tmp_path / "a/o.jsonl", tmp_path / "b/o.jsonl"
-    done = script(*SMALL, "--count=150", f"--out={whole}")
+    done = script(*SMALL, "--count=60", f"--out={whole}")
     assert done.returncode == 0, done.stderr
-    assert "150 questions (0 were done before)" in done.stdout and "refused: too easy" in done.stdout
+    assert "60 questions (0 were done before)" in done.stdout and "refused: too easy" in done.stdout
     card = card_of(whole).read_text()
     assert "seed 0" in card and "| entity |" in card
-    command = [sys.executable, str(ROOT / "launch/synthesize.py"), *SMALL, "--count=150", f"--out={killed}"]
+    command = [sys.executable, str(ROOT / "launch/synthesize.py"), *SMALL, "--count=60", f"--out={killed}"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     while not killed.exists() or killed.read_bytes().count(b"\n") < 10:
         assert process.poll() is None
@@ -232,7 +237,7 @@ def test_the_command_survives_a_kill(tmp_path):
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     assert not manifest_of(killed).exists()
-    done = script(*SMALL, "--count=150", f"--out={killed}")
+    done = script(*SMALL, "--count=60", f"--out={killed}")
     assert done.returncode == 0 and "(0 were done before)" not in done.stdout
     for of in (lambda p: p, rejects_of, manifest_of):
         assert of(killed).read_bytes() == of(whole).read_bytes()

@@ -151,9 +151,8 @@ def text_of(graph: Graph, draft: Draft) -> str:
     phrase = _phrase(graph, draft, draft.answer, None) if len(draft.hidden) <= _DEEPEST else None
     if phrase is None:
         return _told_in_sentences(graph, draft)
-    person = draft.answer != ASKED and graph.kind(draft.answer).pronoun == "who"
     ask = _ASKS[int(_digest(draft), 16) % len(_ASKS)]
-    return _capital(ask.format(w="who" if person else "what", x=phrase))
+    return _capital(ask.format(w=_who(graph, draft), x=phrase))
 
 
 def _phrase(graph: Graph, draft: Draft, end: str, come_from: Clue | None) -> str | None:
@@ -189,28 +188,63 @@ def _told_in_sentences(graph: Graph, draft: Draft) -> str:
     *before, last = draft.clues
     asks_last = last.ends[-1] == draft.answer and not any(draft.answer in clue.ends for clue in before)
     asks_last = asks_last and graph.is_noun(last.fact.relation)
-    left = list(before if asks_last else draft.clues)
-    telling = _Telling(graph, draft)
-    sentences = []
-    while left:
-        sentences.append(telling.sentence(left))
-    asked = f"{last.fact.relation} of {telling.name(last.fact.subject)}" if asks_last else ""
-    return " ".join([*sentences, f"What is the {asked or f'name of {telling.name(draft.answer)}'}?"])
+    told = before if asks_last else list(draft.clues)
+    trial = _Telling(graph, draft, Counter())
+    trial.sentences(told, last)  # to see what has to be told apart
+    telling = _Telling(graph, draft, trial.count)
+    sentences = telling.sentences(told, last)
+    asked = f"the {last.fact.relation} of" if asks_last else "the name of"
+    name = telling.name(last.fact.subject if asks_last else draft.answer)
+    word = (
+        "Who" if asks_last and draft.answer != ASKED and graph.kind(draft.answer).pronoun == "who" else "What"
+    )
+    return " ".join([*sentences, f"{word} is {asked} {name}?"])
 
 
 class _Telling:
     """What a text has told so far, and what it calls each thing: "a town" at first, then "the town".
 
-    What comes up as the captain of something is called the captain, when nothing else is; else things are
-    called by their kind, and counted where several are of one kind.
+    What comes up as the captain of something is called the captain, when nothing else is; and what only leads
+    on to something else is spoken of as "the author of the novel" there.  Other things are called by their kind,
+    and numbered where `several` says that more than one of the kind are.
     """
 
-    def __init__(self, graph: Graph, draft: Draft) -> None:
-        self.graph, self.named = graph, draft.named
+    def __init__(self, graph: Graph, draft: Draft, several: Mapping[str, int]) -> None:
+        self.graph, self.draft, self.several = graph, draft, several
         self.met: dict[str, str] = {}
-        self.kinds = Counter(graph.entities[e].kind for e in draft.hidden if e != ASKED)
+        self.kinds = {graph.entities[e].kind for e in draft.hidden if e != ASKED}
         self.roles = Counter(clue.fact.relation for clue in draft.clues)
         self.count: Counter[str] = Counter()
+        self.through: set[str] = set()  # what is spoken of by what leads to it
+
+    def sentences(self, clues: Sequence[Clue], last: Clue) -> list[str]:
+        """All of the clues; `last` is told by the question or among them."""
+        left = list(clues)
+        told = []
+        while left:
+            if not self._leads_on(left[0], [*left[1:], last]):
+                told.append(self.sentence(left))
+                continue
+            fact = left.pop(0).fact
+            self.met[fact.object] = f"{fact.relation} of {self.name(fact.subject)}"
+            self.through.add(fact.object)
+        return told
+
+    def _leads_on(self, clue: Clue, later: Sequence[Clue]) -> bool:
+        """Whether the object of a clue only leads from something that is told to one other thing."""
+        object, subject = clue.ends[-1], clue.fact.subject
+        uses = {other.fact for other in later if object in other.ends}
+        return (
+            len(clue.ends) == 2
+            and self._is_new(object)
+            and object != self.draft.answer
+            and object != ASKED
+            and subject not in self.through
+            and not self._is_new(subject)
+            and len(uses) == 1
+            and next(iter(uses)).subject == object
+            and all(self.graph.is_noun(fact.relation) for fact in (clue.fact, *uses))
+        )
 
     def sentence(self, left: list[Clue]) -> str:
         """Tells the first clue that is left, with all that goes into its sentence; takes them from `left`."""
@@ -230,7 +264,7 @@ class _Telling:
 
     def name(self, end: str) -> str:
         """What a thing is called here."""
-        if end in self.named:
+        if end in self.draft.named:
             return _with_article(self.graph, end, self.graph.entities[end].name)
         if end in self.met:
             return f"the {self.met[end]}"
@@ -238,15 +272,16 @@ class _Telling:
         return f"{'an' if self.met[end][0] in 'aeiou' else 'a'} {self.met[end]}"
 
     def _is_new(self, end: str) -> bool:
-        return end not in self.named and end not in self.met
+        return end not in self.draft.named and end not in self.met
 
     def _call(self, end: str, role: str = "") -> None:
         """Give a thing the name of its role where that is told apart from all else, or of its kind."""
         kind = self.graph.entities[end].kind
-        if role and self.roles[role] == 1 and not self.kinds[role]:
+        if role and self.roles[role] == 1 and role not in self.kinds:
             self.met[end] = role
             return
-        self.met[end] = f"{_ORDINALS[self.count[kind]]} {kind}" if self.kinds[kind] > 1 else kind
+        number = _ORDINALS[min(self.count[kind], len(_ORDINALS) - 1)]
+        self.met[end] = f"{number} {kind}" if self.several.get(kind, 0) > 1 else kind
         self.count[kind] += 1
 
     def _told_of(self, subject: str, clues: Sequence[Clue]) -> str:
