@@ -195,18 +195,20 @@ def _told_in_sentences(graph: Graph, draft: Draft) -> str:
     sentences = telling.sentences(told, last)
     asked = f"the {last.fact.relation} of" if asks_last else "the name of"
     name = telling.name(last.fact.subject if asks_last else draft.answer)
-    word = (
-        "Who" if asks_last and draft.answer != ASKED and graph.kind(draft.answer).pronoun == "who" else "What"
-    )
-    return " ".join([*sentences, f"{word} is {asked} {name}?"])
+    return " ".join([*sentences, f"{_capital(_who(graph, draft)) if asks_last else 'What'} is {asked} {name}?"])
+
+
+def _who(graph: Graph, draft: Draft) -> str:
+    """The word that asks for the answer."""
+    return "who" if draft.answer != ASKED and graph.kind(draft.answer).pronoun == "who" else "what"
 
 
 class _Telling:
     """What a text has told so far, and what it calls each thing: "a town" at first, then "the town".
 
     What comes up as the captain of something is called the captain, when nothing else is; and what only leads
-    on to something else is spoken of as "the author of the novel" there.  Other things are called by their kind,
-    and numbered where `several` says that more than one of the kind are.
+    on to something else is spoken of as "the author of the novel" there.  Other things are called by their
+    kind, and numbered where `several` says that more than one of the kind are.
     """
 
     def __init__(self, graph: Graph, draft: Draft, several: Mapping[str, int]) -> None:
