@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import re
 
 import networkx
 import pytest
@@ -227,7 +228,7 @@ def drafts(world):
     starts = sorted(e.id for e in world.entities.values() if e.split == "train")
     made = {}
     for (name, strategy), hops in itertools.product(STRATEGIES.items(), (2, 3, 4)):
-        for number in range(25):
+        for number in range(14):
             rng = random.Random(f"{name}/{hops}/{number}")
             found = strategy(world, rng, rng.choice(starts), Shape(hops))
             if found is not None and is_unique(world, found):
@@ -240,13 +241,24 @@ def everything(drafts):
 
 
 def test_every_strategy_finds_unique_clean_connected_questions(world, drafts):
-    assert min(len(pairs) for pairs in drafts.values()) >= 15 and len(drafts) == 12
+    assert min(len(pairs) for pairs in drafts.values()) >= 7 and len(drafts) == 12
     for found in everything(drafts):
         question = question_of(world, found, "world")
         assert is_unique(world, found) and faults(question) == [] and all(connected_to_answer(question.rubrics))
         assert len({world.entities[e].split for e in found.hidden if e != ASKED}) == 1
         told = {clue.fact for clue in found.clues}
         assert told <= set(world.facts) and len(told) == len(found.clues) == len(question.rubrics)
+
+
+def test_the_words_of_a_question_tell_every_clue(world, drafts):
+    """Names and values stand in it as they are told, each relation as often as it is a clue."""
+    for found in everything(drafts):
+        text = question_of(world, found, "world").question
+        assert all(world.entities[entity].name in text for entity in found.named)
+        assert all(clue.told in text for clue in found.clues)
+        relations = [clue.fact.relation for clue in found.clues if not clue.told]
+        assert all(text.count(relation) >= relations.count(relation) for relation in relations)
+        assert text.endswith("?") and not re.search(r"\b(?:a|an|the) (?:a|an|the) |  |[{}<>]", text)
 
 
 def test_walks_have_their_length_and_never_two_steps_on_one_page(drafts):
@@ -312,6 +324,6 @@ def test_obscuring_takes_names_and_days_away_where_it_can(drafts):
     vague = [
         c.told != c.fact.object for _, d in pairs for c in d.clues if c.told and c.told[-1].isdigit() is False
     ]
-    assert sum(vague) > 100
+    assert sum(vague) > 60
     for plain, found in pairs:
         assert {c.fact for c in plain.clues} <= {c.fact for c in found.clues} and found.answer == plain.answer
