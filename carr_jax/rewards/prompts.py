@@ -1,5 +1,5 @@
-"""The prompts of the three steps (CaRR, section 3), of making rubrics, wording questions and other names: what a
-model is told, and the form of its verdict.
+"""The prompts of the three steps (CaRR, section 3), of making rubrics, wording questions and other names: what
+a model is told, and the form of its verdict.
 
 Each prompt is a fixed instruction (the system message), then blocks of data, then one fixed closing line.  No
 instruction ever follows what others wrote.  What is the same for the siblings of a group stands first, and
