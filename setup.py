@@ -21,15 +21,23 @@ CORE = [
     "matplotlib>=3.9",
 ]
 
+DATA = [  # datasets without TensorFlow; TFDS names neither of the last two
+    "tensorflow-datasets>=4.9.9",
+    "pyarrow>=18",
+    "array-record>=0.8",
+    "importlib_resources>=6",
+]
+
 EXTRAS = {
     "tpu": ["jax[tpu]>=0.10.2"],
     "cuda": ["jax[cuda13]>=0.10.2"],
     "serve": ["sglang>=0.5.20"],  # runs as its own process, best in its own environment; never imported
-    "data": ["tensorflow-datasets>=4.9.9", "array-record>=0.8", "importlib_resources"],
+    "data": DATA,
     "kernels": ["tokamax>=0.0.12"],  # grouped matmul of experts on NVIDIA (model.experts=tokamax)
     "dense": ["sentence-transformers>=5.0"],  # search by meaning, with a model folder of yours
     "plan": ["libtpu>=0.0.42"],  # the TPU compiler, for compiling a training step without a chip
     "test": [
+        *DATA,
         "pytest>=8",
         "pytest-xdist>=3",
         "hypothesis>=6.100",

@@ -38,9 +38,12 @@ def _shared() -> dict:
             # or auto: megablox on a TPU, else tiled
         ),
         data=dict(
-            source="world",  # world: generated; files: question and page files in `path`
-            path="",  # folder with question .jsonl files and corpus.jsonl(.gz)
-            train_questions=512,  # how many training questions to take; 0 = all (files only)
+            source="world",  # world: generated; files: question and page files in `path`; tfds: the dataset
+            # `name` in the folder `path`, made by launch/build_dataset.py
+            path="",  # folder with question files (data/rows.py) and corpus.jsonl(.gz), or of datasets
+            name="",  # of a dataset, such as carr_questions or carr_questions:1.0.0
+            skip_bad_rows=False,  # True: rows of files that cannot be read are told and left out
+            train_questions=512,  # how many training questions to take; 0 = all (not of the world)
             held_out_questions=96,  # how many held-out questions evaluation answers; 0 = no evaluation
         ),
         world=dict(
@@ -213,6 +216,8 @@ def sft() -> ConfigDict:
     config = _shared()
     config["learn"].update(lr=4e-5, schedule="cosine")
     config["sft"] = dict(
+        traces="",  # folders that launch/collect_sft.py made, with commas between; "" = the expert, now
+        held_out=0.0,  # share of the questions whose traces are not learned, but measured after each epoch
         epochs=3,  # passes over the kept traces
         batch=16,  # traces of one optimiser step
         worlds=1,  # worlds (seeds counting up) whose questions the expert answers: facts that a policy sees
@@ -240,7 +245,7 @@ _CHOICES = {
     "model.experts": ("auto", "tiled", "megablox", "tokamax"),
     "learn.moments": ("float32", "bfloat16", "host"),
     "model.preset": ("tiny", "tiny_moe"),
-    "data.source": ("world", "files"),
+    "data.source": ("world", "files", "tfds"),
     "search.source": ("corpus", "server", "retrieval"),
     "learn.schedule": ("constant", "cosine"),
     "rollout.engine": ("embedded", "sglang"),
@@ -266,7 +271,7 @@ _POSITIVE = (
 ).split()
 _SHARES = (
     "serve.memory_fraction world.obfuscate world.shortcut reward.alpha learn.eps_low learn.b1 learn.b2 "
-    "sft.wander sft.min_outcome sft.min_rubric judge.at_least"
+    "sft.wander sft.min_outcome sft.min_rubric sft.held_out judge.at_least"
 ).split()
 _AXES = "mesh.data mesh.fsdp mesh.expert mesh.context mesh.tensor".split()
 _NOT_NEGATIVE = (
@@ -328,8 +333,24 @@ def _contradictions(flat: Mapping) -> list[str]:
             "config.rollout.group_size must be at least 2: advantages compare siblings",
         ),
         (
-            flat["data.source"] != "files" or flat["data.path"],
+            flat["data.source"] != "files" or flat["data.path"] or flat.get("sft.traces"),
             "config.data.source=files needs config.data.path, a folder with question and page files",
+        ),
+        (
+            not flat.get("sft.traces") or flat["model.policy"] or flat["model.tokenizer"],
+            "config.sft.traces are tokens: give config.model.policy or config.model.tokenizer",
+        ),
+        (
+            flat["data.source"] != "tfds" or (flat["data.path"] and flat["data.name"]),
+            "config.data.source=tfds needs config.data.path and config.data.name; see launch/build_dataset.py",
+        ),
+        (
+            flat["data.source"] == "tfds" or not flat["data.name"],
+            "config.data.name is used only with config.data.source=tfds",
+        ),
+        (
+            flat["data.source"] == "files" or not flat["data.skip_bad_rows"],
+            "config.data.skip_bad_rows is used only with config.data.source=files",
         ),
         (
             flat["data.source"] == "world" or flat.get("sft.worlds", 1) == 1,

@@ -3,6 +3,7 @@
 OUT                 questions with clean rubrics, as `data.sources` reads them
 OUT.rejects         those that stayed unclean, with their findings: {"id", "findings", "rubrics"}
 OUT.manifest.json   once all is done: SHA-256 of OUT, counts, and how it was made
+OUT.card.md         the same for people, with distributions, licences and credits
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from carr_jax.data.card import Card
 from carr_jax.data.frozen import check_frozen, freeze, manifest_of, rejects_of
+from carr_jax.data.origins import licence, origins
 from carr_jax.journal import append, appending, as_they_come, rows_of
 from carr_jax.records import InputError, Question
 from carr_jax.rewards.rubric_maker import Made
@@ -94,7 +97,7 @@ async def make_file(
         *spent,
     )
     if not failed and not manifest_of(out).exists():
-        freeze(out, report.questions, report.rejected, {**how, **counts(report)})
+        freeze(out, report.questions, report.rejected, {**how, **counts(report)}, _card(report, how))
     return report
 
 
@@ -116,6 +119,18 @@ def _kept(questions: Sequence[Question], out: Path) -> tuple[dict[str, Question]
         for id, row in rejected.items()
         if id in asked
     }
+
+
+def _card(report: Report, how: Mapping[str, Any]) -> Card:
+    found = origins({question.source for question in report.questions})
+    return Card.of_questions(
+        report.questions,
+        "Questions with rubrics",
+        str(how.get("command", "")),
+        facts={key: value for key, value in {**how, **counts(report)}.items() if key != "command"},
+        licence=licence(found),
+        credits=[origin.credit for origin in found],
+    )
 
 
 # ----------------------------------------------------------------------------------------------------- summary

@@ -97,14 +97,19 @@ async def open_client(config: ConfigDict, folder: Path) -> AsyncIterator[tuple[C
         cache.close()
 
 
-def how_to_go_on(error: CannotGoOn) -> str:
-    """What a person can do, in one line; what was done is saved by then."""
+def how_to_go_on(
+    error: CannotGoOn, budget: str = "config.judge.budget_usd", keys: str = "config.judge.endpoints"
+) -> str:
+    """What a person can do, in one line; what was done is saved by then.
+
+    `budget` and `keys` are the options that the budget and the names of the keys come from.
+    """
     if isinstance(error, BudgetSpent):
-        remedy = "give a larger config.judge.budget_usd"
+        remedy = f"give a larger {budget}"
     elif isinstance(error, NotRecorded):
         remedy = "give config.judge.replay=False to ask for it"
     elif isinstance(error, NotWritten):
         remedy = "see to that disk"
     else:
-        remedy = "see to the keys that config.judge.endpoints names"
+        remedy = f"see to the keys that {keys} names"
     return f"{error}; {remedy}, and the same command goes on from here"

@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 from carr_jax.learning.batch import Example, pack, packing, replayed
 from carr_jax.learning.checkpoint import Checkpoints
 from carr_jax.learning.compare import make_comparison
+from carr_jax.learning.evaluate import make_evaluation
 from carr_jax.learning.layout import model_cost
 from carr_jax.learning.step import LearnConfig, init_state, make_train_step, place
 from carr_jax.models.compute import Compute, kernels_for
@@ -42,6 +43,7 @@ class Learner:
         state = init_state(params, learn)
         self._step = make_train_step(policy.model, learn, loss)
         self._compare = make_comparison(policy.model, learn)
+        self._evaluate = make_evaluation(policy.model, learn)
         self._checkpoints = Checkpoints(run.checkpoints, config.checkpoint.keep)
         self._every, self._steps = config.checkpoint.every, steps
         newest = self._checkpoints.latest()
@@ -53,11 +55,11 @@ class Learner:
         """The current weights; valid until the next `update`, which reuses their memory."""
         return self.state.params
 
-    def pack(self, examples: Sequence[Example], micro_batches: int) -> TrainBatch:
+    def pack(self, examples: Sequence[Example], micro_batches: int, normalizer: str = "") -> TrainBatch:
         """The examples of a step, packed as `config.learn` says, balanced for this mesh and this model."""
         learn = self._config
         shape = (learn.row_length, self.rows, micro_batches)
-        return pack(examples, *shape, learn.normalizer, *self._layout, together=learn.pack)
+        return pack(examples, *shape, normalizer or learn.normalizer, *self._layout, together=learn.pack)
 
     def update(self, batch: TrainBatch) -> dict[str, float | None]:
         """One optimiser step; returns its `learn/*` metrics once the new weights are there.
@@ -77,6 +79,15 @@ class Learner:
     def compare(self, batch: TrainBatch) -> dict[str, float]:
         """How far the current weights are from the log-probs of a batch, see `learning.compare`."""
         return self._compare(self.params, place(batch, self._mesh))
+
+    def loss_of(self, examples: Sequence[Example], size: int, micro_batches: int) -> float:
+        """Mean negative log-likelihood of a target token, in nats; nothing is learned.  `size` go at a time."""
+        total, targets = 0.0, 0.0
+        for start in range(0, len(examples), size):
+            batch = self.pack(examples[start : start + size], micro_batches, "global_tokens")
+            loss, tokens = self._evaluate(self.params, place(batch, self._mesh))
+            total, targets = total + loss * tokens, targets + tokens
+        return total / max(targets, 1.0)
 
     def is_due(self) -> bool:
         """Whether a checkpoint belongs here: every `checkpoint.every` steps and after the last."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 
 from ml_collections import ConfigDict
@@ -53,7 +54,13 @@ def preflight(config: ConfigDict, workdir: Path) -> list[str]:
     if config.search.source in ("server", "retrieval"):
         servers += _tool_server_problems(config)
     judge = judge_problems(config, workdir) + gate_problems(config) if "judge" in config else []
-    return found + servers + judge + _workdir_problems(config, workdir)
+    return found + _trace_problems(config) + servers + judge + _workdir_problems(config, workdir)
+
+
+def _trace_problems(config: ConfigDict) -> list[str]:
+    """Folders of traces that are not there; what is in them is looked at when they are read."""
+    folders = config.sft.traces.split(",") if "sft" in config and config.sft.traces else ()
+    return [f"config.sft.traces: there is no folder {name}" for name in folders if not Path(name).is_dir()]
 
 
 def _silence(address: str) -> str:
@@ -91,17 +98,22 @@ def judge_problems(config: ConfigDict, workdir: Path) -> list[str]:
     if config.judge.replay:
         missing = f"config.judge.replay: there is no record {cache}; make one with config.judge.replay=False"
         return [] if cache.is_file() else [missing]
+    return endpoint_problems("config.judge.endpoints", config.judge.endpoints)
+
+
+def endpoint_problems(option: str, endpoints: Sequence[str]) -> list[str]:
+    """What endpoints of language models lack, that an option gives: a form, keys, somebody who listens."""
     found = []
-    for text in config.judge.endpoints:
+    for text in endpoints:
         try:
             endpoint = parse_endpoint(text)
         except InputError as error:
-            found.append(f"config.judge.endpoints: {error}")
+            found.append(f"{option}: {error}")
             continue
         unset = missing_keys(endpoint, os.environ)
-        found += [f"config.judge.endpoints: the environment variable {name} is not set" for name in unset]
+        found += [f"{option}: the environment variable {name} is not set" for name in unset]
         if error := _silence(endpoint.url):
-            found.append(f"config.judge.endpoints: {endpoint.url}: {error}")
+            found.append(f"{option}: {endpoint.url}: {error}")
     return found
 
 

@@ -7,9 +7,10 @@ import importlib.metadata
 import json
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
 from ml_collections import ConfigDict
@@ -20,6 +21,7 @@ from carr_jax.distributed import is_first, must_agree, must_share
 from carr_jax.models.config import to_hf_config
 from carr_jax.observe.files import atomic_file
 from carr_jax.policy import Policy, small_files, weights_sha256
+from carr_jax.records import InputError
 from carr_jax.stored import to_json
 from carr_jax.task import Task
 
@@ -63,21 +65,22 @@ class RunFolder:
             if path not in map(self.begun, kept):
                 path.unlink()
 
-    def describe(self, config: ConfigDict, task: Task, policy: Policy) -> None:
+    def describe(self, config: ConfigDict, policy: Policy, inputs: Mapping[str, str]) -> None:
         """Writes config.json: the resolved configuration with versions and hashes of data and weights.
 
-        With its `architecture` and the folder tokenizer/, a checkpoint can be exported from the run alone.
-        Raises InputError when several processes do not share this folder, or differ in any of that.
+        `inputs` are the hashes of what is learned from.  With its `architecture` and the folder tokenizer/, a
+        checkpoint can be exported from the run alone.  Raises InputError when several processes do not share
+        this folder, or differ in any of that, and for a run that goes on with other traces than it began with.
         """
         must_share(self.path)
         facts = {
             "config": json.loads(json.dumps(flatten(config))),
             "architecture": to_hf_config(policy.model),
             "versions": _versions(),
-            "questions_sha256": _sha256(json.dumps([to_json(q) for q in task.questions]).encode()),
-            "pages_sha256": _sha256(json.dumps([to_json(p) for p in task.pages]).encode()),
+            **inputs,
             "tokenizer_sha256": policy.tokenizer.content_hash(),
         }
+        self._refuse_other_traces(facts)
         must_agree(facts)
         if not is_first():
             return
@@ -91,6 +94,22 @@ class RunFolder:
                 file.write(content)
         with atomic_file(self.path / "config.json") as file:
             file.write((json.dumps(facts, indent=1) + "\n").encode())
+
+    def _refuse_other_traces(self, facts: Mapping[str, Any]) -> None:
+        file = self.path / "config.json"
+        before = json.loads(file.read_bytes()) if file.is_file() else facts
+        if before.get("traces_sha256") != facts.get("traces_sha256"):
+            raise InputError(
+                f"{self.path} began with other traces than those of config.sft.traces now; choose a new folder"
+            )
+
+
+def inputs_of(task: Task) -> dict[str, str]:
+    """The hashes of a task's questions and pages."""
+    return {
+        "questions_sha256": _sha256(json.dumps([to_json(q) for q in task.questions]).encode()),
+        "pages_sha256": _sha256(json.dumps([to_json(p) for p in task.pages]).encode()),
+    }
 
 
 def _versions() -> dict[str, str]:

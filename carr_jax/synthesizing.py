@@ -4,6 +4,7 @@ OUT                 the questions, in the order of their candidates, as `data.so
 OUT.rejects         those that did not pass a model or the attempts of an agent: {"id", "findings"}
 OUT.plan.json       while it is being made: how; the same command goes on, another one is refused
 OUT.manifest.json   once all is done: SHA-256 of OUT, how it was made, counts
+OUT.card.md         the same for people
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ from pathlib import Path
 from random import Random
 from typing import Any, BinaryIO
 
+from carr_jax.data.card import Card
 from carr_jax.data.drafts import is_unique
 from carr_jax.data.frozen import check_frozen, freeze, manifest_of, rejects_of
 from carr_jax.data.graph import Graph
 from carr_jax.data.obscuring import obscured
+from carr_jax.data.origins import licence, origins
 from carr_jax.data.synthesis import STRATEGIES, Shape
 from carr_jax.data.wording import faults, question_of
 from carr_jax.journal import append, appending, as_they_come, rows_of
@@ -132,12 +135,14 @@ async def make_file(
     how: Mapping[str, Any],
     at_once: int = 16,
     progress: Callable[[int], Any] = lambda passed: None,
+    command: str = "",
 ) -> Report:
     """The first `count` candidates that pass `finish`, in order; each result is on disk as soon as it is there.
 
     Which they are does not depend on what was done first, nor on kills in between; a larger count goes on from
-    a smaller one.  `how` goes into the manifest.  Raises InputError when `out` was changed after it was frozen
-    or is of another plan, and when the graph gives too few questions; and whatever `finish` raises.
+    a smaller one.  `how` goes into the manifest, `command` into the card.  Raises InputError when `out` was
+    changed after it was frozen or is of another plan, and when the graph gives too few questions; and whatever
+    `finish` raises.
     """
     check_frozen(out)
     plan_of_file = to_json({**to_json(plan), **how})
@@ -158,7 +163,8 @@ async def make_file(
             f"({reasons}); give a smaller --count, other --hops or --strategy, or a larger graph"
         )
     if not report.failed and not manifest_of(out).exists():
-        freeze(out, report.questions, report.rejected, {**plan_of_file, **counts(report)})
+        facts = {**plan_of_file, **counts(report)}
+        freeze(out, report.questions, report.rejected, facts, _card(report, facts, command))
         _plan_file(out).unlink(missing_ok=True)
     return report
 
@@ -275,6 +281,19 @@ def counts(report: Report) -> dict[str, Any]:
         "candidates": report.candidates,
         "refused": dict(sorted(report.refused.items())),
     }
+
+
+def _card(report: Report, facts: Mapping[str, Any], command: str) -> Card:
+    found = origins({question.source for question in report.questions})
+    return Card.of_questions(
+        report.questions,
+        f"Questions from the graph {facts['source']}",
+        command,
+        seed=facts["seed"],
+        facts=facts,
+        licence=licence(found),
+        credits=[origin.credit for origin in found],
+    )
 
 
 def _mean(values: list[int]) -> float:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import dataclasses
 import os
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
 
 from ml_collections import ConfigDict
 
 from carr_jax.agent.episode import Budgets
 from carr_jax.agent.tools import Tools
+from carr_jax.data.files import shown
 from carr_jax.data.sources import read_pages, read_questions
 from carr_jax.records import InputError, Page, Question
 from carr_jax.search.browser import Limits
@@ -19,6 +23,8 @@ from carr_jax.search.corpus import Corpus
 from carr_jax.search.index import Index
 from carr_jax.search.retrieval import Retrieval
 from carr_jax.search.world import WorldConfig, build_world
+
+HELD_OUT = ("dev", "held_out")  # splits that are never trained on
 
 
 @dataclass(frozen=True)
@@ -40,7 +46,8 @@ def load_task(config: ConfigDict, split: str) -> Task:
     if config.data.source == "world":
         pages, questions, held_out = _from_world(config, split)
     else:
-        pages, questions, held_out = _from_files(config)
+        pages = _pages(config)
+        questions, held_out = _chosen(config, _stored_questions(config), split)
     return Task(tuple(questions), tuple(held_out), pages, make_tools(config, pages), make_budgets(config))
 
 
@@ -83,7 +90,7 @@ def load_tools(config: ConfigDict) -> Tools:
         return make_tools(config, ())
     if config.data.source == "world":
         return make_tools(config, build_world(WorldConfig(**config.world.to_dict())).pages)
-    return make_tools(config, tuple(read_pages(config.data.path)))
+    return make_tools(config, tuple(read_pages(_folder(config))))
 
 
 def _from_world(config: ConfigDict, split: str) -> tuple[tuple[Page, ...], list[Question], list[Question]]:
@@ -93,15 +100,48 @@ def _from_world(config: ConfigDict, split: str) -> tuple[tuple[Page, ...], list[
     return world.pages, world.questions(split, count, seed=0), held_out
 
 
-def _from_files(config: ConfigDict) -> tuple[tuple[Page, ...], list[Question], list[Question]]:
-    """Takes questions that have rubrics; the files' "dev" split is held out."""
+def _stored_questions(config: ConfigDict) -> list[Question]:
+    data = config.data
+    if data.source == "files":
+        return read_questions(data.path, on_bad=_tell if data.skip_bad_rows else None)
+    return _datasets().read_question_dataset(data.path, data.name)
+
+
+def _folder(config: ConfigDict) -> Path:
+    """Where the pages stand that go with the questions."""
+    data = config.data
+    return Path(data.path) if data.source == "files" else _datasets().dataset_folder(data.path, data.name)
+
+
+def _datasets() -> ModuleType:
+    """The reader of datasets.  Raises InputError when what it needs is not installed."""
+    try:
+        from carr_jax.data.tfds_builders import reading
+    except ImportError as error:
+        raise InputError(f"config.data.source=tfds: {error}; pip install 'carr_jax[data]'") from None
+    return reading
+
+
+def _tell(bad: Sequence[str]) -> None:
+    print(f"{len(bad)} bad rows are left out\n{shown(bad)}")
+
+
+def _pages(config: ConfigDict) -> tuple[Page, ...]:
+    """The pages beside the questions, () when something else is searched."""
     elsewhere = config.search.source != "corpus" or config.search.index.path
-    pages = () if elsewhere else tuple(read_pages(config.data.path))
-    rows = [q for q in read_questions(config.data.path) if q.rubrics]
-    train = [q for q in rows if q.split == "train"]
-    held_out = [q for q in rows if q.split == "dev"]
+    return () if elsewhere else tuple(read_pages(_folder(config)))
+
+
+def _chosen(config: ConfigDict, rows: Sequence[Question], split: str) -> tuple[list[Question], list[Question]]:
+    """Those that have rubrics: of `split` (where there are none, of "train"), and the held-out ones."""
+    rows = [q for q in rows if q.rubrics]
+    names = {q.split for q in rows}
+    train = [q for q in rows if q.split == (split if split in names else "train")]
+    held_out = [q for q in rows if q.split in HELD_OUT]
+    if not train:
+        raise InputError(f"{config.data.path}: no question of the split train has rubrics")
     count = config.data.train_questions or len(train)
-    return pages, _spread(train, count), _spread(held_out, config.data.held_out_questions)
+    return _spread(train, count), _spread(held_out, config.data.held_out_questions)
 
 
 def _spread(questions: list[Question], count: int) -> list[Question]:

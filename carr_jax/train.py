@@ -37,7 +37,7 @@ from carr_jax.records import Begun, Group, InputError, Sampling, TrainBatch, Tra
 from carr_jax.rewards.group import group_rewards
 from carr_jax.rollout.engine import EngineError
 from carr_jax.rollout.scheduler import Scheduler, Scored, run_groups
-from carr_jax.run import RunFolder
+from carr_jax.run import RunFolder, inputs_of
 from carr_jax.sanity import warning
 from carr_jax.task import Task, load_task
 
@@ -51,7 +51,7 @@ def train(config: ConfigDict, workdir: Path) -> None:
     policy = load_policy(config, [page.text for page in task.pages])
     if config.model.policy and (said := warning(policy)):
         console.print(f"config.model.policy={config.model.policy}: {said}", style="yellow")
-    run.describe(config, task, policy)
+    run.describe(config, policy, inputs_of(task))
     learner = Learner(config, policy, "policy", config.train.steps, run)
 
     # ---------------------------------------------------------------------- act and learn

@@ -11,10 +11,11 @@ findings go back to it at most --rounds times.  What stays unclean stands in OUT
 --from-evidence asks nobody: it takes the rubrics that the evidence gives.  --variants leaves rubrics as they
 are, and has the model write other names of the hidden entities: E-GRPO looks for them, too, with
 config.reward.entity_names=robust.  The same command goes on after a kill.  A manifest with a SHA-256 stands
-beside OUT; a run that is given OUT after a change refuses to start.
+beside OUT; a run that is given OUT after a change refuses to start.  OUT.card.md tells a person what is in it.
 """
 
 import asyncio
+import shlex
 import sys
 from collections import Counter
 from pathlib import Path
@@ -71,7 +72,11 @@ def questions_of(given, config):
 
 async def make(given, config, questions, progress):
     """Raises InputError when the budget, the keys or the disk are at an end; what was made is kept."""
-    how = {"source": given.file.name, "by": "evidence" if given.from_evidence else config.judge.model}
+    how = {
+        "source": given.file.name,
+        "by": "evidence" if given.from_evidence else config.judge.model,
+        "command": given.command,
+    }
     if given.from_evidence:
 
         async def one(question):
@@ -96,6 +101,7 @@ async def make(given, config, questions, progress):
 
 def run(argv):
     given = parse(argv)
+    given.command = shlex.join(["python", *argv])
     config = chosen_config(argv) if given.from_evidence else chosen_judge(argv, given.out.parent)
     if not given.from_evidence and config.judge.kind != "llm":
         raise InputError("no model to ask: give a --config with judge.kind=llm, or --from-evidence")

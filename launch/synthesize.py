@@ -31,7 +31,7 @@ from carr_jax.agent.chat import Chat
 from carr_jax.agent.tokenizer import Tokenizer
 from carr_jax.attempting import Difficulty, by_engine, by_expert, one_search, sifted
 from carr_jax.command import OptionParser, end_well
-from carr_jax.data.card import Card, card_of, write_card
+from carr_jax.data.card import card_of
 from carr_jax.data.frozen import manifest_of, rejects_of
 from carr_jax.data.graph import read_graph
 from carr_jax.data.rewording import reworded
@@ -123,7 +123,7 @@ def graph_of(given, config):
         if split not in SPLITS:
             raise InputError(f"--split={split} is not one of {', '.join(SPLITS)}")
         graph = graph_of_world(build_world(WorldConfig(**settings)))
-        return graph, Plan(f"world{config.world.seed}", split=split, **knobs), {"world": settings}
+        return graph, Plan("world", split=split, **knobs), {"world": settings}
     graph = read_wikidata(given.graph) if is_wikidata(given.graph) else read_graph(given.graph)
     name = given.graph.name.partition(".")[0]
     return graph, Plan(name, split=given.split, **knobs), {"graph_sha256": file_sha256(given.graph)}
@@ -181,7 +181,7 @@ def rollouts_of(config):
     return Rollouts(None, chat, load_tools(config), make_budgets(config), config.rollout.temperature)
 
 
-async def make(given, config, graph, plan, how, progress):
+async def make(given, argv, config, graph, plan, how, progress):
     """Raises InputError when the budget, the keys or the disk are at an end; what was made is kept."""
     try:
         async with rewording(given, config) as word, trying(given, config) as attempt:
@@ -191,7 +191,8 @@ async def make(given, config, graph, plan, how, progress):
                 return await sifted(made, attempt, given.difficulty) if attempt and made.question else made
 
             at_once = config.judge.concurrency
-            return await make_file(graph, plan, given.count, given.out, finish, how, at_once, progress)
+            command = " ".join(["python", *argv])
+            return await make_file(graph, plan, given.count, given.out, finish, how, at_once, progress, command)
     except CannotGoOn as error:
         raise InputError(how_to_go_on(error)) from None
 
@@ -213,12 +214,9 @@ def run(argv):
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("", total=given.count)
         report = asyncio.run(
-            make(given, config, graph, plan, how, lambda done: bar.update(task, completed=done))
+            make(given, argv, config, graph, plan, how, lambda done: bar.update(task, completed=done))
         )
     show(report, given, console)
-    title = f"Questions from the graph {plan.source}"
-    made_by = " ".join(["python", *argv])
-    write_card(given.out, Card.of_questions(report.questions, title, made_by, seed=given.seed, facts=how))
     console.print(
         f"{given.out} is frozen by {manifest_of(given.out).name}; see {card_of(given.out).name}",
         markup=False,

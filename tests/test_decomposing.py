@@ -59,6 +59,8 @@ def test_the_file_is_in_order_frozen_and_read(tmp_path):
     manifest = json.loads(manifest_of(out).read_text())
     assert (manifest["by"], manifest["questions"], manifest["rejected"]) == ("m", 5, 1)
     assert (manifest["rubrics_per_question"], manifest["entities"]) == (1.0, 5)
+    card = (tmp_path / "new" / "o.jsonl.card.md").read_text()
+    assert "| train | 5 |" in card and "| rejected | 1 |" in card and manifest["sha256"] in card
     before, second = out.read_bytes(), Maker()
     again = go(out, second)
     assert second.asked == [] and again.kept == 6 and again.questions == report.questions

@@ -23,9 +23,9 @@ MAY_IMPORT = {
     "search": {"addresses", "agent", "serving", "stored"},
     "llm": {"addresses"},
     "rewards": {"addresses", "llm", "serving", "stored"},
-    "data": {"journal", "llm", "observe", "rewards", "stored"},
+    "data": {"journal", "llm", "observe", "rewards", "search", "stored"},
     "agent": set(),
-    "rollout": {"agent", "search", "models", "weights"},
+    "rollout": {"agent", "llm", "search", "models", "weights"},
     "observe": {"stored"},
     "config": {"rewards"},
     "distributed": set(),
@@ -50,7 +50,12 @@ MAY_IMPORT = {
     "attempting": {"agent", "rewards", "rollout"},
     "synthesizing": {"data", "journal", "observe", "rewards", "stored"},
     "calibrating": {"agent", "rewards", "rollout", "search", "stored"},
-    "sft": LOOP | {"distributed", "search"},
+    "traces": {"data", "journal", "observe", "rewards", "stored"},
+    "collecting": {"agent", "data", "journal", "judging", "llm", "rewards", "rollout", "traces"},
+    "teaching": LOOP - {"learner", "learning", "observe", "run", "sanity"}
+    | {"actor", "collecting", "config", "data", "judging", "llm", "preflight", "search", "stored", "traces"},
+    "lessons": LOOP | {"collecting", "data", "search", "traces"},
+    "sft": LOOP | {"distributed", "lessons"},
     "planning": {"command", "config", "learner", "learning", "models", "sharding"},
 }
 WITHOUT_JAX = ("agent", "search", "llm", "rewards", "data", "observe")
@@ -88,9 +93,8 @@ def test_imports_stay_on_their_floor(path):
 @pytest.mark.parametrize("room", WITHOUT_JAX)
 def test_rooms_that_never_load_jax(room):
     """Checked on the loaded modules, so that an indirect import counts too."""
-    modules = [
-        f"carr_jax.{room}.{p.stem}" for p in sorted((PACKAGE / room).glob("*.py")) if p.stem != "__init__"
-    ]
+    paths = [p.relative_to(PACKAGE.parent) for p in sorted((PACKAGE / room).rglob("*.py"))]
+    modules = [".".join(p.with_suffix("").parts) for p in paths if p.stem != "__init__"]
     code = f"import sys, {', '.join(modules)}; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent).returncode == 0
 

@@ -228,7 +228,7 @@ def test_the_command_survives_a_kill(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "60 questions (0 were done before)" in done.stdout and "refused: too easy" in done.stdout
     card = card_of(whole).read_text()
-    assert "seed 0" in card and "| entity |" in card
+    assert "seed 0" in card and "| entity |" in card and "Apache-2.0" in card
     command = [sys.executable, str(ROOT / "launch/synthesize.py"), *SMALL, "--count=60", f"--out={killed}"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     while not killed.exists() or killed.read_bytes().count(b"\n") < 10:

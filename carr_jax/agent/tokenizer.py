@@ -52,7 +52,7 @@ ADDED = (
 )
 STOP = ("<|im_end|>", "<|endoftext|>")
 FILE = "tokenizer.json"
-_CONTROL = re.compile("|".join(map(re.escape, (*SPECIAL, *ADDED))))
+CONTROL = re.compile("|".join(map(re.escape, (*SPECIAL, *ADDED))))
 
 
 class Tokenizer:
@@ -133,7 +133,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
         vocab_size=base, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False
     )
     # Control tokens are matched before any merge, so merges that spell them would be wasted.
-    pieces = (piece for text in texts for piece in _CONTROL.split(text))
+    pieces = (piece for text in texts for piece in CONTROL.split(text))
     tokenizer.train_from_iterator(pieces, trainer)
     add_qwen3_tokens(tokenizer)
     return Tokenizer(tokenizer.to_str(pretty=True))

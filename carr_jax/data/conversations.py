@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from carr_jax.data.files import Row, parse_all, text
+from carr_jax.data.files import Row, data_files, parse_all, text
 from carr_jax.data.frozen import check_frozen
 from carr_jax.records import InputError, Question, ToolCall, Trajectory
 from carr_jax.rewards.history import asked, environment_of, read_call
@@ -57,14 +57,15 @@ class History:
 
 
 def read_histories(path: str | Path) -> list[History]:
-    """The histories of a file.
+    """The histories of a file, or of all data files of a folder.
 
     Raises InputError with file, line and reason of the bad rows.  Bad is also what nobody should learn from: a
     turn that is ill-formed, cut off or aborted, a call without output, an end that is no answer.
     """
-    path = Path(path)
-    check_frozen(path)
-    found = parse_all([path], history_from_row)
+    files = data_files(Path(path))
+    for file in files:
+        check_frozen(file)
+    found = parse_all(files, history_from_row)
     if not found:
         raise InputError(f"{path}: no histories")
     return found

@@ -19,6 +19,8 @@ from carr_jax.data.container import password, unlock
 from carr_jax.records import InputError
 
 HUB = "hf:"
+CORPUS_FILES = ("corpus.jsonl", "corpus.jsonl.gz")
+_IN_FOLDERS = ("*.jsonl", "*.jsonl.gz", "*.parquet")
 _SHOWN = 10
 
 Row = Mapping[str, Any]
@@ -73,6 +75,25 @@ def texts(name: str, value: Any) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise TypeError(f"{name} must be a list of texts, got {value!r}")
     return tuple(value)
+
+
+def data_files(path: Path) -> list[Path]:
+    """The file, or by name every .jsonl(.gz) and .parquet file of a folder but its corpus.
+
+    Raises InputError for a folder that has none.
+    """
+    if not path.is_dir():
+        return [path]
+    found = sorted(f for pattern in _IN_FOLDERS for f in path.glob(pattern) if f.name not in CORPUS_FILES)
+    if not found:
+        raise InputError(f"{path}: no data files ({', '.join(_IN_FOLDERS)}) in this directory")
+    return found
+
+
+def corpus_file(path: Path) -> Path | None:
+    """The pages in a folder, or beside a file; None when there are none."""
+    folder = path if path.is_dir() else path.parent
+    return next((folder / name for name in CORPUS_FILES if (folder / name).exists()), None)
 
 
 # ----------------------------------------------------------------------------------------------- kinds of files

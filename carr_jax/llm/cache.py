@@ -47,7 +47,9 @@ class ReplyCache:
         with self._lock, self._named(NotWritten):
             row = self._file.execute("SELECT reply FROM replies WHERE key = ?", (key,)).fetchone()
         if row is not None:
-            return dataclasses.replace(Reply(**json.loads(row[0])), cached=True, cost_usd=0.0, latency_s=0.0)
+            reply = Reply(**json.loads(row[0]))
+            calls = tuple(map(tuple, reply.calls))  # JSON knows lists only
+            return dataclasses.replace(reply, calls=calls, cached=True, cost_usd=0.0, latency_s=0.0)
         if self.replay:
             raise NotRecorded(f"{self.path} has no reply to a request of this run, and only replays")
         return None

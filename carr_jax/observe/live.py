@@ -87,6 +87,7 @@ def step_line(row: Row) -> str:
     supervised = "reward/mixed" not in row  # the loss of reinforcement learning tells nothing
     parts = [
         _labelled("loss", row.get("learn/loss") if supervised else None, "{:.4f}"),
+        _labelled("held-out loss", row.get("learn/held_out_loss"), "{:.4f}"),
         _labelled("mixed", row.get("reward/mixed"), "{:.3f}"),
         _labelled("outcome", row.get("reward/outcome"), "{:.3f}"),
         _labelled("rubric", row.get("reward/rubric"), "{:.3f}"),

@@ -150,12 +150,14 @@ async def score_outcome(
     """R_o, the entity match and the number of cited pages; rubrics are left for later (`rubric` is None).
 
     A format error and the over-length ends are known zeros without a call; a failure of the infrastructure, or
-    of the judge, is unknown.
+    of the judge, is unknown.  Without a gold answer R_o is 0 and nobody is asked: only rubrics can tell.
     """
     if trajectory.end.infrastructure:
         return Score("unknown", reason=f"episode ended by {trajectory.end.value}")
     if trajectory.end is not End.ANSWERED:
         return Score("ok", reason=trajectory.end.value)
+    if not question.answer:
+        return Score("ok", citations=len(reading.pages), reason="no gold answer")
     verdict, pages = await asyncio.gather(
         ask("outcome", judge.outcome(question, reading.answer)), _pages_meanwhile(reading)
     )

@@ -1,0 +1,72 @@
+"""From questions to a policy that rewards can train, and from there to its own traces, offline."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from carr_jax.command import parse
+from carr_jax.observe.metrics import MetricsLog
+from carr_jax.sft import finetune
+from carr_jax.teaching import Options, run_collection
+from carr_jax.train import train
+
+ROOT = Path(__file__).parents[2]
+SHIPPED = ROOT / "carr_jax" / "assets" / "sft_tiny"
+ONE_HOP = (  # questions of a length that the shipped policy never saw, with no room to wander
+    "world.hops=(1,)",
+    "world.look_alikes=100",
+    "world.distractors=300",
+    "search.max_results=2",
+    "agent.context=736",
+    "learn.row_length=736",
+)
+
+pytestmark = pytest.mark.slow
+
+
+def config_of(name, policy, *options):
+    arguments = [f"--config.{option}" for option in (f"model.policy={policy}", *options)]
+    return parse(["x.py", f"--config={ROOT / 'configs' / name}.py", *arguments])[0]
+
+
+def collect(config, out, **options):
+    return asyncio.run(run_collection(Options(Path("world"), out, **options), config, "a test"))
+
+
+def held_out(policy, workdir, *options):
+    """One step of C-GRPO from a policy; what it does on held-out questions before that step."""
+    config = config_of("c_grpo_tiny", policy, *options, "train.steps=1", "rollout.prompts=2")
+    train(config, workdir)
+    assert [row["step"] for row in MetricsLog.read(workdir / "metrics.jsonl")] == [1]
+    before, _ = MetricsLog.read(workdir / "evaluations.jsonl")
+    assert before["questions"] == 64
+    return before
+
+
+def test_questions_become_traces_and_traces_a_policy_that_c_grpo_starts_from(tmp_path):
+    """Held out are questions about entities that no trace is about; chance is below one in a hundred.
+
+    Measured: format errors 0.125 before and 0.0 after, outcome 0.0 before and 0.78 after.
+    """
+    collected = collect(
+        config_of("c_grpo_tiny", SHIPPED, *ONE_HOP, "data.train_questions=320"),
+        tmp_path / "traces",
+        teacher="expert",
+    )
+    assert collected["kept traces"] > 300 and collected["mean rubric reward"] > 0.99
+    before = held_out(SHIPPED, tmp_path / "before", *ONE_HOP)
+    learning = (
+        "sft.pretrain_steps=0",
+        "sft.epochs=2",
+        "train.steps=0",
+        "learn.lr=1e-3",
+        "learn.warmup_steps=5",
+    )
+    traces = (f"sft.traces={tmp_path / 'traces'}", "sft.held_out=0.1")
+    finetune(config_of("sft_tiny", SHIPPED, *ONE_HOP, *learning, *traces), tmp_path / "sft")
+    losses = [row["learn/held_out_loss"] for row in MetricsLog.read(tmp_path / "sft" / "metrics.jsonl")[71::72]]
+    assert len(losses) == 2 and losses[1] < losses[0] < 0.1
+    after = held_out(tmp_path / "sft" / "policy", tmp_path / "after", *ONE_HOP)
+    assert before["agent/format_error"] > 0.05 > after["agent/format_error"]
+    assert before["reward/outcome"] < 0.1 and after["reward/outcome"] > 0.5
