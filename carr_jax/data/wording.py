@@ -256,9 +256,12 @@ class _Telling:
         if clue.told:
             return self._told_of(fact.subject, [clue, *_taken(left, fact.subject)])
         if is_noun and self._is_new(object) and (values := _predicates(self.graph, left, object)):
-            role = f"the {fact.relation} of {self.name(fact.subject)}"
-            self._call(object, fact.relation)
             _taken(left, object)
+            role = f"the {fact.relation} of {self.name(fact.subject)}"
+            if self._is_role(fact.relation):
+                self.met[object] = fact.relation
+            else:
+                role = f"{role} is {self.name(object)} {self.graph.kind(object).pronoun}"
             return _capital(f"{role} {' and '.join(values)}.")
         if is_noun and self._is_new(fact.subject) and not self._is_new(object):
             return _capital(f"{self.name(object)} is the {fact.relation} of {self.name(fact.subject)}.")
@@ -276,12 +279,13 @@ class _Telling:
     def _is_new(self, end: str) -> bool:
         return end not in self.draft.named and end not in self.met
 
-    def _call(self, end: str, role: str = "") -> None:
-        """Give a thing the name of its role where that is told apart from all else, or of its kind."""
+    def _is_role(self, relation: str) -> bool:
+        """Whether a thing may be called by its relation to another: nothing else may be meant."""
+        return self.roles[relation] == 1 and relation not in self.kinds
+
+    def _call(self, end: str) -> None:
+        """Give a thing the name of its kind, numbered where it must be."""
         kind = self.graph.entities[end].kind
-        if role and self.roles[role] == 1 and role not in self.kinds:
-            self.met[end] = role
-            return
         number = _ORDINALS[min(self.count[kind], len(_ORDINALS) - 1)]
         self.met[end] = f"{number} {kind}" if self.several.get(kind, 0) > 1 else kind
         self.count[kind] += 1

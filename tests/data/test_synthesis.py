@@ -216,6 +216,8 @@ def test_the_same_question_has_the_same_id_however_it_was_found():
 
 # -------------------------------------------------------------------------------------------------- strategies
 
+KINDS = "person|town|river|novel|company|museum|ship|festival"
+
 
 @pytest.fixture(scope="module")
 def world():
@@ -258,6 +260,9 @@ def test_the_words_of_a_question_tell_every_clue(world, drafts):
         assert all(clue.told in text for clue in found.clues)
         relations = [clue.fact.relation for clue in found.clues if not clue.told]
         assert all(text.count(relation) >= relations.count(relation) for relation in relations)
+        things = rf"\bthe ((?:(?:first|second|third) )?(?:{KINDS}))\b(?! of| that| who)"
+        for thing in re.finditer(things, text):
+            assert re.search(rf"\b[Aa]n? {thing[1]}\b", text[: thing.start()]), text
         assert text.endswith("?") and not re.search(r"\b(?:a|an|the) (?:a|an|the) |  |[{}<>]", text)
 
 
