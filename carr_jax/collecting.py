@@ -194,7 +194,7 @@ def finish(
 ) -> dict[str, float]:
     """Keeps the best, freezes the folder, and returns its statistics.  All scores must be known."""
     chosen = choose(questions, attempts, bar, keep)
-    facts = statistics(attempts, chosen, bar)
+    facts = statistics(questions, attempts, chosen, bar)
     freeze(folder, chosen, dataclasses.replace(card, facts={**card.facts, **facts}), how)
     return facts
 
@@ -202,28 +202,33 @@ def finish(
 # ------------------------------------------------------------------------------------------------- in numbers
 
 
-def statistics(attempts: Mapping[tuple[str, int], Attempt], chosen: Chosen, bar: Bar) -> dict[str, float]:
-    """Counts of attempts, means over those that ended in an answer, and how often which reason to reject."""
+def statistics(
+    questions: Sequence[Question], attempts: Mapping[tuple[str, int], Attempt], chosen: Chosen, bar: Bar
+) -> dict[str, float]:
+    """Counts of attempts, means over those that ended in an answer, and how often which reason to reject.
+
+    A mean over nothing is left out, and so is the outcome of questions whose answers nobody knows.
+    """
     tried = list(attempts.values())
+    with_gold = {question.id for question in questions if question.answer}
     answered = [a for a in tried if a.trajectory.end is End.ANSWERED and not a.refused]
     solved = {a.trajectory.question_id for a in tried if not reasons(a, bar)}
     kept = [attempt.trajectory for _, attempt in chosen.kept]
     why = Counter(reason.partition(":")[0] for reject in chosen.rejects for reason in reject.reasons)
+    means = {
+        "mean outcome": [a.score.outcome for a in answered if a.trajectory.question_id in with_gold],
+        "mean rubric reward": [a.score.rubric for a in answered if a.score.rubric is not None],
+        "tool calls of a trace": [len(t.calls) for t in kept],
+    }
     return {
-        "questions": len({a.trajectory.question_id for a in tried}),
+        "questions": len(questions),
         "questions with a trace": len(solved),
         "attempts": len(tried),
-        "kept traces": len(kept),
         "answered": len(answered),
-        "mean outcome": _mean([a.score.outcome for a in answered]),
-        "mean rubric reward": _mean([a.score.rubric for a in answered if a.score.rubric is not None]),
+        "kept traces": len(kept),
         "tokens": sum(len(t.ids) for t in kept),
         "trained tokens": sum(t.generated_tokens for t in kept),
         "longest trace": max((len(t.ids) for t in kept), default=0),
-        "tool calls of a trace": _mean([len(t.calls) for t in kept]),
+        **{name: sum(values) / len(values) for name, values in means.items() if values},
         **{f"rejected: {reason}": count for reason, count in sorted(why.items())},
     }
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0

@@ -175,8 +175,8 @@ def missing(given: Options, config: ConfigDict) -> list[str]:
     return found + [p.replace("--workdir=", "--out=") for p in preflight(config, given.out)]
 
 
-def plain(config: ConfigDict, given: Options) -> ConfigDict:
-    """The configuration without servers of ours, which only our engine needs."""
+def without_servers(config: ConfigDict, given: Options) -> ConfigDict:
+    """The configuration without servers of ours, unless they teach."""
     config = config.copy_and_resolve_references()
     if given.teacher != "engine":
         config.rollout.engine, config.rollout.servers = "embedded", ()
@@ -195,12 +195,12 @@ async def run_collection(
     Raises InputError when anything is unknown in the end: the same command asks again.  What teacher or judge
     raise when they cannot go on is raised (CannotGoOn, EngineError).
     """
-    config = plain(config, given)
+    config = without_servers(config, given)
     if problems := missing(given, config):
         raise InputError("cannot start: " + "; ".join(problems))
     asked, rollouts = load_questions(given, config), make_rollouts(config)
     questions = asked.questions if given.answers else tuple(map(without_answer, asked.questions))
-    how = _how(given, questions, rollouts)
+    how = _how(given, config, dataclasses.replace(asked, questions=questions), rollouts)
     claim(given.out, {"config": flatten(config), "collecting": how})
     check_frozen(traces_of(given.out))
     begin(len(questions) * given.attempts)
@@ -225,7 +225,7 @@ async def run_collection(
         )
     credits = (f"What the assistant says was written by: {how['teacher']}.",)
     card = Card("Traces of search agents", command, config.seed, credits=credits)
-    return finish(given.out, asked.questions, attempts, given.bar, given.keep, card, how)
+    return finish(given.out, questions, attempts, given.bar, given.keep, card, how)
 
 
 def without_answer(question: Question) -> Question:
@@ -233,10 +233,9 @@ def without_answer(question: Question) -> Question:
     return dataclasses.replace(question, answer="", answer_aliases=(), entities={})
 
 
-def _how(given: Options, questions: Sequence[Question], rollouts: Rollouts) -> dict[str, Any]:
+def _how(given: Options, config: ConfigDict, asked: Asked, rollouts: Rollouts) -> dict[str, Any]:
     """What decides the traces beside the configuration."""
-    rows = json.dumps([to_json(question) for question in questions]).encode()
-    return {
+    facts = {
         "teacher": given.teacher.split()[-1],  # a model keeps its name when it moves house
         "attempts": given.attempts,
         "keep": given.keep,
@@ -244,9 +243,14 @@ def _how(given: Options, questions: Sequence[Question], rollouts: Rollouts) -> d
         "min_rubric": given.bar.rubric,
         "without_answers": not given.answers,
         "wander": given.wander,
-        "questions_sha256": hashlib.sha256(rows).hexdigest(),
+        "questions_sha256": hashlib.sha256(json.dumps(to_json(asked)).encode()).hexdigest(),
         "tokenizer_sha256": rollouts.chat.tokenizer.content_hash(),
     }
+    if given.teacher == "engine":
+        from carr_jax.policy import weights_sha256
+
+        facts["weights_sha256"] = weights_sha256(Path(config.model.policy))
+    return facts
 
 
 # ------------------------------------------------------------------------------------------------- the teacher

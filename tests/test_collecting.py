@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import re
+import runpy
 import sys
 from pathlib import Path
 
@@ -299,7 +300,7 @@ def test_rubrics_alone_decide_where_nobody_knows_the_answer(place):
     facts, asked = asyncio.run(run())
     rows = rows_in(folder / "traces")
     assert [row["question"]["id"] for row in rows] == ["gold", "u0"]
-    assert (facts["mean outcome"], facts["mean rubric reward"]) == (0.0, pytest.approx(2 / 3))
+    assert "mean outcome" not in facts and facts["mean rubric reward"] == pytest.approx(2 / 3)
     assert 0 < len(asked) <= 4 and "Gold River" not in json.dumps(asked), (
         "two calls for each that cites at most"
     )
@@ -329,6 +330,23 @@ def test_what_is_missing_is_said_before_anything_is_asked(place, change, more, s
     with pytest.raises(InputError) as caught:
         asyncio.run(run_collection(options(folder, None, **more), config, "c"))
     assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["q.jsonl", "--out=o"], "the following arguments are required: --teacher"),
+        (["q.jsonl", "--out=o", "--teacher=expert", "--prices=1,2"], "--prices=1,2 must be three numbers"),
+        (["q.jsonl", "--out=o", "--teacher=expert", "--atempts=2"], "unrecognized arguments: --atempts=2"),
+        (["q.jsonl", "--out=o", "--teacher=expert", "--config=configs/sft_tiny.py"], "has no section judge"),
+    ],
+)
+def test_mistakes_on_the_command_line_are_one_line(arguments, says, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    script = runpy.run_path(str(ROOT / "launch" / "collect_sft.py"))
+    assert script["main"](["launch/collect_sft.py", *arguments]) == 2
+    said = capsys.readouterr().out
+    assert says in said and said.count("\n") == 1
 
 
 def test_questions_without_an_answer_are_for_this_command_alone(place):

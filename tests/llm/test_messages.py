@@ -37,6 +37,38 @@ def test_sampling_is_always_pinned():
     assert request_body(REQUEST, "m", Dialect(limit="max_completion_tokens"))["max_completion_tokens"] == 50
 
 
+TOOL = {"name": "look", "description": "d", "parameters": {"type": "object"}}
+CALLED = {"role": "assistant", "content": "", "reasoning_content": "t", "tool_calls": []}
+
+
+def test_tools_and_whole_messages():
+    asked = Request((("user", "u"), CALLED), 5, tools=(TOOL,))
+    body = request_body(asked, "m", Dialect())
+    assert body["tools"] == [{"type": "function", "function": TOOL}] and body["messages"][1] == CALLED
+    silent = Dialect().after("Unknown parameter: 'messages[1].reasoning_content'", structured=False)
+    assert str(silent) == "json_schema, max_tokens, no reasoning_content"
+    assert "reasoning_content" not in request_body(asked, "m", silent)["messages"][1]
+    assert asked.prompt_tokens > Request((("user", "u"),), 5).prompt_tokens
+    assert asked.key("m") != Request((("user", "u"), CALLED), 5).key("m")
+
+
+def test_what_was_asked_without_tools_keeps_its_address():
+    address = "fbd1f57d46753db76c8a5bf4f613d8a7b3b95a6eb15de207caff664d2e08f95d"
+    assert Request((("user", "u"),), 50).key("m") == address, "or every reply that was ever paid is lost"
+
+
+def test_calls_are_read_in_both_forms_and_anything_else_is_garbled():
+    calls = [
+        {"function": {"name": "a", "arguments": '{"x": 1}'}},
+        {"function": {"name": "b", "arguments": {"é": 2}}},
+    ]
+    reply = parse_reply(answer({"content": None, "tool_calls": [*calls, {"function": {"name": "c"}}]}), REQUEST)
+    assert reply.calls == (("a", '{"x": 1}'), ("b", '{"é": 2}'), ("c", "{}"))
+    for bad in ([{}], [{"function": {"name": 3}}], ["x"], {"function": {}}):
+        with pytest.raises(ChatError, match="no completion"):
+            parse_reply(answer({"content": "", "tool_calls": bad}), REQUEST)
+
+
 def test_dialects_end():
     dialect = Dialect()
     seen = []

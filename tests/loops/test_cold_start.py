@@ -7,6 +7,7 @@ import pytest
 
 from carr_jax.command import parse
 from carr_jax.observe.metrics import MetricsLog
+from carr_jax.rewards.rejection import Bar
 from carr_jax.sft import finetune
 from carr_jax.teaching import Options, run_collection
 from carr_jax.train import train
@@ -70,3 +71,34 @@ def test_questions_become_traces_and_traces_a_policy_that_c_grpo_starts_from(tmp
     after = held_out(tmp_path / "sft" / "policy", tmp_path / "after", *ONE_HOP)
     assert before["agent/format_error"] > 0.05 > after["agent/format_error"]
     assert before["reward/outcome"] < 0.1 and after["reward/outcome"] > 0.5
+
+
+def test_a_policy_learns_from_what_it_did_well(tmp_path):
+    """One round: collect with rubrics as the filter, fine-tune; measured on questions of another split.
+
+    The shipped policy wanders, and who wanders has no room for an answer: such attempts are not kept.
+    Measured: MEASURED
+    """
+    small = ("data.train_questions=24",)
+
+    def on_others(policy, out):
+        config = config_of("c_grpo_tiny", policy, "data.train_questions=40")
+        return collect(config, tmp_path / out, teacher="engine", split="held_out", bar=Bar(0.0, 1.0))
+
+    before = on_others(SHIPPED, "before")
+    config = config_of("c_grpo_tiny", SHIPPED, *small)
+    options = dict(teacher="engine", split="train", attempts=4, keep=2, bar=Bar(0.0, 1.0))
+    collected = collect(config, tmp_path / "traces", **options)
+    assert collected["rejected: context budget"] > 10
+    learning = (
+        "sft.pretrain_steps=0",
+        "sft.epochs=3",
+        "train.steps=0",
+        "learn.lr=5e-4",
+        "learn.warmup_steps=3",
+    )
+    traces = f"sft.traces={tmp_path / 'traces'}"
+    finetune(config_of("sft_tiny", SHIPPED, *learning, traces), tmp_path / "sft")
+    after = on_others(tmp_path / "sft" / "policy", "after")
+    assert after["answered"] > before["answered"]
+    assert after["kept traces"] > before["kept traces"]

@@ -66,6 +66,8 @@ def test_time_left_counts_only_own_steps(monkeypatch):
 def test_missing_numbers_are_left_out():
     assert step_line({"step": 1, "reward/mixed": None, "reward/outcome": 0.0}) == "outcome 0.000"
     assert step_line({"step": 1, "learn/loss": 0.03125}) == "loss 0.0312"
+    held_out = {"step": 1, "learn/loss": 0.03125, "learn/held_out_loss": 0.5}
+    assert step_line(held_out) == "loss 0.0312  held-out loss 0.5000"
     assert tokens_per_second({"learn/tokens": 5}) is None
 
 
