@@ -12,15 +12,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from carr_jax.agent.tools import SearchSession, Tools
-from carr_jax.records import Question, Score, Seen, Trajectory
+from carr_jax.collecting import Grader, Teacher
+from carr_jax.records import Question, Seen
 from carr_jax.rewards.matching import mentions
+from carr_jax.rewards.rejection import Bar, defects
 from carr_jax.rewards.rubric_maker import Made
-from carr_jax.rollout.scheduler import Rollouts
-from carr_jax.rollout.scripted import ScriptedEngine, expert
 
 # Whether the k-th attempt at a question succeeds; None when that cannot be known.
 Attempt = Callable[[Question, int], Awaitable[bool | None]]
-Grade = Callable[[Question, Trajectory], Awaitable[Score]]
 RESULTS = 10  # of the one search
 
 
@@ -76,28 +75,19 @@ async def _read(session: SearchSession, results: Sequence[Seen]) -> tuple[list[S
     return seen, whole
 
 
-def by_expert(rollouts: Rollouts, grade: Grade) -> Attempt:
-    """The scripted expert, who follows the walk of the question through the tools, and must earn all there is.
+def by_teacher(play: Teacher, grade: Grader, bar: Bar) -> Attempt:
+    """An episode of whoever may teach: the scripted expert, a policy of ours, a model behind an endpoint.
 
-    A question that it does not solve has a fault: an answer, a rubric or a page that is not what it says.
+    It counts as solved when it reaches the bar.  What the expert does not solve with all rubrics has a fault:
+    an answer, a rubric or a page that is not what it says.
     """
 
     async def attempt(question: Question, k: int) -> bool | None:
-        engine = ScriptedEngine(rollouts.chat, expert(question))
-        trajectory = await dataclasses.replace(rollouts, engine=engine).episode(question, k, k)
-        score = await grade(question, trajectory)
-        return score.outcome == score.rubric == 1.0 if score.known else None
-
-    return attempt
-
-
-def by_engine(rollouts: Rollouts, grade: Grade, seed: int) -> Attempt:
-    """The policy of an engine, such as an SGLang server; it must give the right answer."""
-
-    async def attempt(question: Question, k: int) -> bool | None:
-        trajectory = await rollouts.episode(question, k, seed + k)
-        score = await grade(question, trajectory)
-        return score.outcome == 1.0 if score.known else None
+        played = await play(question, k)
+        if played.refused or played.failed:
+            return False if played.refused else None
+        score = await grade(question, played.trajectory)
+        return not defects(played.trajectory, score, bar) if score.known else None
 
     return attempt
 

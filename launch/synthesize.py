@@ -10,14 +10,13 @@ graph, names nothing that is to be found out, and is linted.  --obfuscate=plain 
 far as the graph still has one answer; llm has the model of config.judge word that question, too.
 
 An agent may try each question: search (searches its text once, and reads the ten pages), expert (the scripted
-one), or engine (config.model.policy, in this process or on config.rollout.servers).  Kept are questions that it
-solves in a share of --attempts between the two numbers of --solved.
+one), engine (config.model.policy, in this process or on config.rollout.servers), or a model behind a chat
+endpoint.  Kept are questions that it solves in a share of --attempts between the two numbers of --solved.
 
 The same command goes on after a kill and ends with the same file; a larger --count adds to it.
 """
 
 import asyncio
-import dataclasses
 import sys
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -27,9 +26,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # works from a clone that is
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from carr_jax.agent.chat import Chat
-from carr_jax.agent.tokenizer import Tokenizer
-from carr_jax.attempting import Difficulty, by_engine, by_expert, one_search, sifted
+from carr_jax import teaching
+from carr_jax.attempting import Difficulty, by_teacher, one_search, sifted
+from carr_jax.collecting import TeacherStopped, by_rewards
 from carr_jax.command import OptionParser, end_well
 from carr_jax.data.card import card_of
 from carr_jax.data.frozen import manifest_of, rejects_of
@@ -39,19 +38,22 @@ from carr_jax.data.synthesis import STRATEGIES
 from carr_jax.data.wikidata import is_wikidata, read_wikidata
 from carr_jax.judging import chosen_config, chosen_judge, how_to_go_on, make_judge, open_client
 from carr_jax.llm.errors import CannotGoOn
+from carr_jax.llm.ledger import Prices
+from carr_jax.preflight import endpoint_problems
 from carr_jax.records import InputError
-from carr_jax.rewards.carr import score_trajectory
+from carr_jax.rewards.rejection import Bar
 from carr_jax.rewards.rubric_maker import Made, MakerOptions
-from carr_jax.rollout.scheduler import Rollouts
+from carr_jax.rollout.engine import EngineError
 from carr_jax.search.world import SPLITS, WorldConfig, build_world
 from carr_jax.stored import file_sha256
 from carr_jax.synthesizing import Plan, counts, make_file
-from carr_jax.task import load_tools, make_budgets
+from carr_jax.task import load_tools
 from carr_jax.world_graph import graph_of_world
 
 SHOWN = 8  # reasons that are printed
 SHIPPED = Path(__file__).parents[1] / "carr_jax/assets/sft_tiny"  # its tokenizer reads any text
 AGENTS = ("none", "search", "expert", "engine")
+ALWAYS_THE_SAME = ("none", "search", "expert")
 
 
 def parse(argv):
@@ -69,8 +71,12 @@ def parse(argv):
     options.add_argument("--seed", type=int, default=0)
     options.add_argument("--obfuscate", choices=("none", "plain", "llm"), default="plain")
     options.add_argument("--rounds", type=int, default=2, help="repairs of what a model wrote (default: 2)")
-    options.add_argument("--agent", choices=AGENTS, help="(default: search for world, else none)")
-    options.add_argument("--attempts", type=int, default=0, help="of the agent (default: 4 of engine, else 1)")
+    options.add_argument(
+        "--agent", metavar=f'{"|".join(AGENTS)}|"URL KEYS NAME"', help="(default: search for world, else none)"
+    )
+    options.add_argument("--attempts", type=int, default=0, help="(default: 1 of search and expert, else 4)")
+    options.add_argument("--budget-usd", type=float, default=0.0, help="of an agent behind URL; 0 is no limit")
+    options.add_argument("--prices", default="0,0,0", help="of its million tokens: PROMPT,CACHED,REPLY")
     options.add_argument("--solved", default="", help="LEAST,MOST (default: 1,1 for expert, else 0,0)")
     return _checked(options.own(argv))
 
@@ -86,12 +92,21 @@ def _checked(given):
         raise InputError(f"--strategy={unknown[0]} is not one of {', '.join(STRATEGIES)}")
     given.hops = tuple(map(int, _numbers("--hops", given.hops, 1, 8)))
     given.agent = given.agent or ("search" if given.graph == Path("world") else "none")
-    given.attempts = given.attempts or (4 if given.agent == "engine" else 1)
+    given.attempts = given.attempts or (1 if given.agent in ALWAYS_THE_SAME else 4)
     given.solved = given.solved or ("1,1" if given.agent == "expert" else "0,0")
     shares = _numbers("--solved", given.solved, 0, 1)
     if len(shares) != 2 or shares[0] > shares[1]:
         raise InputError(f"--solved={given.solved} must be two shares, such as 0,0.5")
     given.difficulty = Difficulty(given.attempts, *shares)
+    if given.agent not in AGENTS:
+        if len(given.agent.split()) != 3:
+            raise InputError(f'--agent must be {", ".join(AGENTS)} or "URL KEYS NAME"')
+        if problems := endpoint_problems("--agent", [given.agent]):
+            raise InputError("cannot start: " + "; ".join(problems))
+    prices = _numbers("--prices", given.prices, 0, 1_000_000)
+    if len(prices) != 3:
+        raise InputError(f"--prices={given.prices} must be three numbers: of prompt, cached prompt and reply")
+    given.prices = Prices(*prices)
     if min(given.count, given.most_links, given.attempts) < 1 or given.rounds < 0:
         raise InputError("--count, --most-links and --attempts must be positive, --rounds not negative")
     return given
@@ -160,25 +175,17 @@ async def trying(given, config):
     if given.agent == "search":
         yield one_search(load_tools(config))
         return
-    rollouts = rollouts_of(config)
-    async with make_judge(config, given.out.parent) as judge:
-
-        async def score(question, trajectory):
-            return await score_trajectory(question, trajectory, judge)
-
-        if given.agent == "expert":
-            yield by_expert(rollouts, score)
-            return
-        from carr_jax.actor import fixed_engine  # imports jax, which nobody else needs here
-
-        async with fixed_engine(config) as engine:
-            yield by_engine(dataclasses.replace(rollouts, engine=engine), score, config.seed)
-
-
-def rollouts_of(config):
-    """Episodes with the tools and limits of the configuration, and nobody yet who samples."""
-    chat = Chat(Tokenizer.load(config.model.policy or config.model.tokenizer or SHIPPED))
-    return Rollouts(None, chat, load_tools(config), make_budgets(config), config.rollout.temperature)
+    if not config.model.policy and not config.model.tokenizer:
+        config.model.tokenizer = str(SHIPPED)
+    bar = Bar(1.0, 1.0 if given.agent == "expert" else 0.0)
+    who = teaching.Options(
+        given.graph, given.out.parent, given.agent, budget_usd=given.budget_usd, prices=given.prices
+    )
+    async with (
+        make_judge(config, given.out.parent) as judge,
+        teaching.teaching(who, config, teaching.make_rollouts(config), {}) as play,
+    ):
+        yield by_teacher(play, by_rewards(judge, bar, citations=config.reward.citations), bar)
 
 
 async def make(given, argv, config, graph, plan, how, progress):
@@ -193,6 +200,10 @@ async def make(given, argv, config, graph, plan, how, progress):
             at_once = config.judge.concurrency
             command = " ".join(["python", *argv])
             return await make_file(graph, plan, given.count, given.out, finish, how, at_once, progress, command)
+    except TeacherStopped as error:
+        raise InputError(str(error).replace("--teacher", "--agent")) from None
+    except EngineError as error:
+        raise InputError(f"{error}; the same command goes on from here") from error
     except CannotGoOn as error:
         raise InputError(how_to_go_on(error)) from None
 
@@ -204,7 +215,7 @@ def run(argv):
     if with_model and config.judge.kind != "llm":
         raise InputError("no model to ask: give a --config with judge.kind=llm, or another --obfuscate")
     graph, plan, how = graph_of(given, config)
-    how |= {"obfuscate": given.obfuscate, "agent": given.agent}
+    how |= {"obfuscate": given.obfuscate, "agent": given.agent.split()[-1]}
     how |= {"attempts": given.attempts, "solved": given.solved} if given.agent != "none" else {}
     if given.agent == "engine" and not config.model.policy:
         raise InputError("--agent=engine needs config.model.policy, the folder of the policy that tries")

@@ -11,10 +11,11 @@ import pytest
 from carr_jax.agent.chat import Chat
 from carr_jax.agent.episode import Budgets
 from carr_jax.agent.tokenizer import Tokenizer
-from carr_jax.attempting import Difficulty, by_engine, by_expert, one_search, sifted
+from carr_jax.attempting import Difficulty, by_teacher, one_search, sifted
+from carr_jax.collecting import Played, by_engine, by_expert, by_rewards
 from carr_jax.records import Page, Question, Rubric, Score, Seen, ToolResult
-from carr_jax.rewards.carr import score_trajectory
 from carr_jax.rewards.judge import ExactJudge
+from carr_jax.rewards.rejection import Bar
 from carr_jax.rewards.rubric_maker import Made
 from carr_jax.rollout.scheduler import Rollouts
 from carr_jax.rollout.scripted import ScriptedEngine, guesser
@@ -91,30 +92,42 @@ def rollouts():
     return world, Rollouts(None, Chat(Tokenizer.load(TOKENIZER)), Corpus(world.pages), budgets)
 
 
-async def grade(question, trajectory):
-    return await score_trajectory(question, trajectory, ExactJudge())
+GRADE = by_rewards(ExactJudge(), Bar())
 
 
 def test_the_expert_solves_what_is_sound_and_nothing_else(rollouts):
     world, how = rollouts
     question = world.questions("sft", 1)[0]
-    assert asyncio.run(by_expert(how, grade)(question, 0)) is True
+    attempt = by_teacher(by_expert(how), GRADE, Bar())
+    assert asyncio.run(attempt(question, 0)) is True
     wrong = dataclasses.replace(
         question, rubrics=(*question.rubrics, Rubric("<E0> sank the Titanic.", question.gold_urls[:1]))
     )
-    assert asyncio.run(by_expert(how, grade)(wrong, 0)) is False
+    assert asyncio.run(attempt(wrong, 0)) is False
 
     async def silent(question, trajectory):
         return Score("unknown")
 
-    assert asyncio.run(by_expert(how, silent)(question, 0)) is None
+    assert asyncio.run(by_teacher(by_expert(how), silent, Bar())(question, 0)) is None
 
 
-def test_an_engine_need_only_be_right(rollouts):
+def test_an_agent_need_only_be_right(rollouts):
     world, how = rollouts
     question = world.questions("sft", 1)[0]
-    guessing = dataclasses.replace(how, engine=ScriptedEngine(how.chat, guesser(question)))
-    assert asyncio.run(by_engine(guessing, grade, 0)(question, 0)) is True
-    mistaken = dataclasses.replace(question, answer="Nobody", entities={"E0": ("Nobody",)})
-    guessing = dataclasses.replace(how, engine=ScriptedEngine(how.chat, guesser(question)))
-    assert asyncio.run(by_engine(guessing, grade, 0)(mistaken, 0)) is False
+
+    def guess(question, engine_of):
+        guessing = dataclasses.replace(how, engine=ScriptedEngine(how.chat, guesser(engine_of)))
+        return asyncio.run(by_teacher(by_engine(guessing, 0), GRADE, Bar(1.0, 0.0))(question, 0))
+
+    assert guess(question, question) is True
+    assert (
+        guess(dataclasses.replace(question, answer="Nobody", entities={"E0": ("Nobody",)}), question) is False
+    )
+
+
+@pytest.mark.parametrize(("fate", "says"), [({"refused": "no turn"}, False), ({"failed": "no reply"}, None)])
+def test_who_could_not_be_heard_is_unknown(fate, says):
+    async def play(question, number):
+        return Played(None, **fate)
+
+    assert asyncio.run(by_teacher(play, GRADE, Bar())(QUESTION, 0)) is says

@@ -47,7 +47,7 @@ MAY_IMPORT = {
     "journal": {"stored"},
     "decomposing": {"data", "journal", "rewards", "stored"},
     "world_graph": {"data", "search"},
-    "attempting": {"agent", "rewards", "rollout"},
+    "attempting": {"agent", "collecting", "rewards"},
     "synthesizing": {"data", "journal", "observe", "rewards", "stored"},
     "calibrating": {"agent", "rewards", "rollout", "search", "stored"},
     "traces": {"data", "journal", "observe", "rewards", "stored"},

@@ -20,15 +20,16 @@ from stub import Stub
 from carr_jax.agent.chat import Chat
 from carr_jax.agent.episode import Budgets
 from carr_jax.agent.tokenizer import Tokenizer
-from carr_jax.attempting import by_expert, one_search
+from carr_jax.attempting import by_teacher, one_search
+from carr_jax.collecting import by_expert, by_rewards
 from carr_jax.data.card import card_of
 from carr_jax.data.frozen import manifest_of, rejects_of
 from carr_jax.data.sources import read_questions
 from carr_jax.data.wording import faults
 from carr_jax.records import InputError, Question
-from carr_jax.rewards.carr import score_trajectory
 from carr_jax.rewards.judge import ExactJudge
 from carr_jax.rewards.lint import connected_to_answer, lint
+from carr_jax.rewards.rejection import Bar
 from carr_jax.rewards.rubric_maker import Made
 from carr_jax.rollout.scheduler import Rollouts
 from carr_jax.search.corpus import Corpus
@@ -177,11 +178,10 @@ def solved_by_the_expert(questions, corpus):
     chat = Chat(Tokenizer.load(ROOT / "carr_jax/assets/sft_tiny"))
     rollouts = Rollouts(None, chat, corpus, Budgets(64_000, 100, 100, 8192))
 
-    async def grade(question, trajectory):
-        return await score_trajectory(question, trajectory, ExactJudge())
+    attempt = by_teacher(by_expert(rollouts), by_rewards(ExactJudge(), Bar()), Bar())
 
     async def solve():
-        return [await by_expert(rollouts, grade)(question, 0) for question in questions]
+        return [await attempt(question, 0) for question in questions]
 
     return asyncio.run(solve())
 
@@ -309,6 +309,42 @@ def test_the_command_with_a_file_and_a_model_within_its_budget(tmp_path):
     assert len(manifest["graph_sha256"]) == 64
 
 
+def test_an_agent_behind_an_endpoint_tries_the_questions(tmp_path):
+    """It knows one answer and gives it to every question: kept is what it gets wrong."""
+    out = tmp_path / "o.jsonl"
+    first = script(*SMALL, "--count=1", "--strategy=walk", "--obfuscate=none", "--agent=none", f"--out={out}")
+    assert first.returncode == 0, first.stdout
+    known = read_questions(out)[0]
+
+    def mind(body):
+        return f"## Explanation with Citations\nI know.\n## Exact Answer\n{known.answer}\n## References\n"
+
+    async def command(stub):
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            str(ROOT / "launch/synthesize.py"),
+            *SMALL,
+            *("--count=2", "--strategy=walk", "--obfuscate=none", f"--agent={stub.url} - m", "--attempts=2"),
+            f"--out={tmp_path / 'tried/o.jsonl'}",
+            stdout=asyncio.subprocess.PIPE,
+        )
+        return (await process.communicate())[0].decode(), process.returncode
+
+    async def test():
+        async with Stub(mind) as stub:
+            said, status = await command(stub)
+            assert status == 0, said
+            return said, len(stub.calls)
+
+    said, calls = asyncio.run(test())
+    assert calls >= 6 and "1 refused: too easy for the agent that tries it" in said
+    questions = read_questions(tmp_path / "tried/o.jsonl")
+    assert known.answer not in [q.answer for q in questions] and {q.metadata["solved"] for q in questions} == {
+        0
+    }
+    assert json.loads(manifest_of(tmp_path / "tried/o.jsonl").read_text())["agent"] == "m"
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -317,6 +353,8 @@ def test_the_command_with_a_file_and_a_model_within_its_budget(tmp_path):
         (["world", "--out=o.jsonl", "--strategy=jump"], "--strategy=jump is not one of walk, attributes"),
         (["world", "--out=o.jsonl", "--hops=0"], "--hops=0 must be numbers from 1 to 8"),
         (["world", "--out=o.jsonl", "--solved=1,0"], "must be two shares"),
+        (["world", "--out=o.jsonl", "--agent=nobody"], "--agent must be none, search, expert, engine or"),
+        (["world", "--out=o.jsonl", "--prices=1"], "--prices=1 must be three numbers"),
         (["world", "--out=o.jsonl", "--split=test"], "--split=test is not one of sft, train, held_out"),
         (["world", "--out=o.jsonl", "--obfuscate=llm"], "no model to ask"),
         (["world", "--out=o.jsonl", "--agent=engine"], "--agent=engine needs config.model.policy"),
