@@ -254,9 +254,8 @@ class _Telling:
         fact, object = clue.fact, clue.ends[-1]
         is_noun = self.graph.is_noun(fact.relation)
         if clue.told:
-            return self._told_of(fact.subject, [clue, *_taken(left, fact.subject)])
-        if is_noun and self._is_new(object) and (values := _predicates(self.graph, left, object)):
-            _taken(left, object)
+            return self._told_of(clue, _taken(self.graph, left, fact.subject))
+        if is_noun and self._is_new(object) and (values := _taken(self.graph, left, object)):
             role = f"the {fact.relation} of {self.name(fact.subject)}"
             if self._is_role(fact.relation):
                 self.met[object] = fact.relation
@@ -290,24 +289,18 @@ class _Telling:
         self.met[end] = f"{number} {kind}" if self.several.get(kind, 0) > 1 else kind
         self.count[kind] += 1
 
-    def _told_of(self, subject: str, clues: Sequence[Clue]) -> str:
-        """Values of one subject, in one sentence where the statements allow it."""
-        name = self.name(subject)
-        plain = _predicates(self.graph, clues, subject)
-        said = [_capital(f"{name} {' and '.join(plain)}.")] if plain else []
-        rest = [clue for clue in clues if _predicate(self.graph, clue) is None]
-        for clue in rest:
-            said.append(statement(self.graph, clue, self.name if said else lambda end: name))
-        return " ".join(said)
+    def _told_of(self, clue: Clue, further: Sequence[str]) -> str:
+        """A value, and what else is told of its subject; in one sentence where its statement allows it."""
+        first = _predicate(self.graph, clue)
+        sentences = [] if first else [statement(self.graph, clue, self.name)]
+        predicates = [first, *further] if first else further
+        if predicates:
+            sentences.append(_capital(f"{self.name(clue.fact.subject)} {' and '.join(predicates)}."))
+        return " ".join(sentences)
 
 
-def _taken(left: list[Clue], subject: str) -> list[Clue]:
-    """The values of `subject` that are left to tell, taken from `left`."""
-    values = [clue for clue in left if clue.told and clue.fact.subject == subject]
-    left[:] = [clue for clue in left if clue not in values]
-    return values
-
-
-def _predicates(graph: Graph, clues: Sequence[Clue], subject: str) -> list[str]:
-    told = [_predicate(graph, clue) for clue in clues if clue.told and clue.fact.subject == subject]
-    return [predicate for predicate in told if predicate]
+def _taken(graph: Graph, left: list[Clue], subject: str) -> list[str]:
+    """What is told of `subject` in words that go into one sentence, taken from what is left to tell."""
+    told = {clue: _predicate(graph, clue) for clue in left if clue.told and clue.fact.subject == subject}
+    left[:] = [clue for clue in left if not told.get(clue)]
+    return [predicate for predicate in told.values() if predicate]

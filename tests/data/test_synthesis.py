@@ -196,6 +196,23 @@ def test_dates_read_as_english_however_they_are_told():
     )
 
 
+def test_values_with_and_without_a_sentence_of_their_own_are_all_told():
+    graph = Graph(
+        [
+            thing("Emma", "novel", topic="chess", length="400 pages"),
+            thing("Ada", "person", born="1812", height="2 m"),
+        ],
+        [fact("Emma", "author", "Ada")],
+        {"born": Wording("{s} was born in {o}."), "topic": Wording("{s} is about {o}.")},
+    )
+    values = [Clue(f, f.object) for e in ("Emma", "Ada") for f in graph.values(e)]
+    clues = [*values[:2][::-1], Clue(graph.facts[0]), *values[2:]]
+    assert text_of(graph, draft(*clues, answer="Ada")) == (
+        "The length of a novel is 400 pages. The novel is about chess. The author of the novel was born in "
+        "1812. The height of the author is 2 m. What is the name of the author?"
+    )
+
+
 def test_what_the_question_gives_away_is_a_fault():
     leak = draft(
         CHAIN[0],
