@@ -16,7 +16,7 @@ from carr_jax.agent.chat import Chat
 from carr_jax.judging import make_judge
 from carr_jax.learner import Learner
 from carr_jax.observe.begun import read_begun
-from carr_jax.policy import Policy, write_policy
+from carr_jax.policy import Policy, load_policy, write_policy
 from carr_jax.records import Question, Score, Trajectory
 from carr_jax.rewards.group import score_group
 from carr_jax.rewards.judge import Judge
@@ -112,6 +112,18 @@ def patience(config: ConfigDict) -> PoolOptions:
         health_s=rollout.health_s,
         in_flight=rollout.on_update,
     )
+
+
+@asynccontextmanager
+async def fixed_engine(config: ConfigDict) -> AsyncIterator[Engine]:
+    """The engine of `config.rollout` with the weights of `config.model.policy`, which stay as they are."""
+    if config.rollout.engine == "embedded":
+        policy = load_policy(config, [])
+        yield embedded_engine(config, policy, policy.params, 0)
+        return
+    weights = Path(config.model.policy).absolute()
+    async with SGLangPool(config.rollout.servers, weights, 0, patience(config)) as pool:
+        yield pool
 
 
 def weight_sync(config: ConfigDict, policy: Policy, run: RunFolder) -> WeightSync:

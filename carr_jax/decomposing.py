@@ -8,20 +8,18 @@ OUT.card.md         the same for people, with distributions, licences and credit
 
 from __future__ import annotations
 
-import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from carr_jax.data.card import Card, write_card
-from carr_jax.data.frozen import check_frozen, manifest_of
-from carr_jax.journal import append, appending, as_they_come, line_of, rows_of
-from carr_jax.observe.files import atomic_file
+from carr_jax.data.card import Card
+from carr_jax.data.frozen import check_frozen, freeze, manifest_of, rejects_of
+from carr_jax.journal import append, appending, as_they_come, rows_of
 from carr_jax.records import InputError, Question
 from carr_jax.rewards.rubric_maker import Made
 from carr_jax.rewards.rubrics import entity_ids
-from carr_jax.stored import file_sha256, question_from_json
+from carr_jax.stored import question_from_json
 
 Make = Callable[[Question], Awaitable[Made]]
 
@@ -51,11 +49,6 @@ class Report:
     calls: int = 0
     tokens: int = 0
     cost_usd: float = 0.0
-
-
-def rejects_of(out: Path) -> Path:
-    """Where the questions stand that stayed unclean; no reader of a folder takes it for a question file."""
-    return out.with_name(out.name + ".rejects")
 
 
 # ------------------------------------------------------------------------------------------------------ making
@@ -103,7 +96,7 @@ async def make_file(
         *spent,
     )
     if not failed and not manifest_of(out).exists():
-        _freeze(report, out, how)
+        freeze(out, report.questions, report.rejected, {**how, **counts(report)}, _card(report, how))
     return report
 
 
@@ -125,18 +118,6 @@ def _kept(questions: Sequence[Question], out: Path) -> tuple[dict[str, Question]
         for id, row in rejected.items()
         if id in asked
     }
-
-
-def _freeze(report: Report, out: Path, how: Mapping[str, Any]) -> None:
-    """Both files in the order of the source, then the card, then the manifest."""
-    with atomic_file(out) as file:
-        file.writelines(map(line_of, report.questions))
-    with atomic_file(rejects_of(out)) as file:
-        file.writelines(map(line_of, report.rejected))
-    write_card(out, _card(report, how))
-    facts = {"sha256": file_sha256(out), **how, **counts(report)}
-    with atomic_file(manifest_of(out)) as file:
-        file.write(json.dumps(facts, indent=1).encode() + b"\n")
 
 
 def _card(report: Report, how: Mapping[str, Any]) -> Card:

@@ -32,7 +32,6 @@ from carr_jax.preflight import endpoint_problems, preflight
 from carr_jax.records import InputError, Question, Turn
 from carr_jax.rewards.history import read_messages
 from carr_jax.rewards.rejection import Bar
-from carr_jax.rollout.engine import Engine
 from carr_jax.rollout.scheduler import Rollouts
 from carr_jax.search.world import WorldConfig, build_world
 from carr_jax.stored import to_json
@@ -268,27 +267,13 @@ async def teaching(
         case "history":
             yield by_history(rollouts, turns)
         case "engine":
-            async with _engine(config) as engine:
+            from carr_jax.actor import fixed_engine  # for nobody else is jax loaded, and a device taken
+
+            async with fixed_engine(config) as engine:
                 yield by_engine(dataclasses.replace(rollouts, engine=engine), config.seed)
         case _:
             async with _endpoint(given, config) as (client, cache):
                 yield by_chat(rollouts, config.seed, client, cache)
-
-
-@asynccontextmanager
-async def _engine(config: ConfigDict) -> AsyncIterator[Engine]:
-    """Our engine with the weights of config.model.policy; for nobody else is jax loaded, and a device taken."""
-    from carr_jax.actor import embedded_engine, patience
-    from carr_jax.policy import load_policy
-    from carr_jax.rollout.pool import SGLangPool
-
-    if config.rollout.engine == "embedded":
-        policy = load_policy(config, [])
-        yield embedded_engine(config, policy, policy.params, 0)
-        return
-    weights = Path(config.model.policy).absolute()
-    async with SGLangPool(config.rollout.servers, weights, 0, patience(config)) as pool:
-        yield pool
 
 
 @asynccontextmanager

@@ -27,9 +27,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from carr_jax.calls.errors import CannotGoOn
 from carr_jax.command import OptionParser, end_well
-from carr_jax.data.frozen import manifest_of
+from carr_jax.data.frozen import manifest_of, rejects_of
 from carr_jax.data.sources import read_questions
-from carr_jax.decomposing import counts, make_file, rejects_of
+from carr_jax.decomposing import counts, make_file
 from carr_jax.judging import chosen_config, chosen_judge, how_to_go_on, open_client
 from carr_jax.records import InputError
 from carr_jax.rewards.rubric_maker import MakerOptions, from_evidence, make_rubrics

@@ -13,9 +13,9 @@ import pytest
 sys.path.append(str(Path(__file__).parent / "llm"))
 from stub import Stub
 
-from carr_jax.data.frozen import manifest_of
+from carr_jax.data.frozen import manifest_of, rejects_of
 from carr_jax.data.sources import read_questions
-from carr_jax.decomposing import make_file, rejects_of
+from carr_jax.decomposing import make_file
 from carr_jax.records import InputError, Question, Rubric
 from carr_jax.rewards.rubric_maker import Made, from_evidence
 from carr_jax.stored import to_json

@@ -6,8 +6,13 @@ Rubrics are made once, before training (CaRR, section 3.1): runs that saw other 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from carr_jax.data.card import Card, write_card
+from carr_jax.journal import line_of
+from carr_jax.observe.files import atomic_file
 from carr_jax.records import InputError
 from carr_jax.stored import file_sha256
 
@@ -15,6 +20,23 @@ from carr_jax.stored import file_sha256
 def manifest_of(file: Path) -> Path:
     """Where the manifest of a file stands, if it has one."""
     return file.with_name(file.name + ".manifest.json")
+
+
+def rejects_of(file: Path) -> Path:
+    """Where the questions stand that were refused; no reader of a folder takes it for a question file."""
+    return file.with_name(file.name + ".rejects")
+
+
+def freeze(
+    file: Path, rows: Sequence[Any], rejects: Sequence[Any], facts: Mapping[str, Any], card: Card
+) -> None:
+    """Writes both files, whole and in order, the card, then the manifest: SHA-256 of `file` and the facts."""
+    for path, records in ((file, rows), (rejects_of(file), rejects)):
+        with atomic_file(path) as stream:
+            stream.writelines(map(line_of, records))
+    write_card(file, card)
+    with atomic_file(manifest_of(file)) as stream:
+        stream.write(json.dumps({"sha256": file_sha256(file), **facts}, indent=1).encode() + b"\n")
 
 
 def check_frozen(file: Path) -> None:

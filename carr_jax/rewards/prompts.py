@@ -1,5 +1,5 @@
-"""The prompts of the three steps (CaRR, section 3), of making rubrics and of other names: what a model is told,
-and the form of its verdict.
+"""The prompts of the three steps (CaRR, section 3), of making rubrics, wording questions and other names: what
+a model is told, and the form of its verdict.
 
 Each prompt is a fixed instruction (the system message), then blocks of data, then one fixed closing line.  No
 instruction ever follows what others wrote.  What is the same for the siblings of a group stands first, and
@@ -109,6 +109,25 @@ With a DRAFT, write all statements again, without the FAULTS.
 For example, "In which year was the bridge finished that the sister of the painter of The Blue Mill designed?"
 becomes "<E1> painted The Blue Mill.", "<E2> is a sister of <E1>.", "<E2> designed the bridge <E3>." and
 "<E3> was finished in <E0>."
+
+{form}"""
+
+_REWORD = """\
+You write a hard question from facts, for people who will look for its answer on the web.
+
+{data}
+Blocks: FACTS, one in each line after its name F1, F2, and so on; PLAIN, a question that tells them in dull
+words and asks for the same thing; perhaps DRAFT, the question of an earlier attempt, and FAULTS, what a program
+found wrong with it.
+
+In FACTS, <E0> is what is asked for, and <E1>, <E2>, and so on are other things that the reader has to find out.
+You do not know what any of them is called: never write or guess a name for them, nor a placeholder.
+- question: one question in fluent English, or a few sentences that end with one, of at most {longest}
+characters. It tells every fact, adds none, and asks for the same thing as PLAIN. Tell facts by other words, in
+another order, woven together, so that searching for the words of the question finds nothing. But a name,
+number, decade or century that FACTS has is written as it stands there.
+- F1, F2, and so on: the words of your question, copied exactly, that tell this fact. No two are the same.
+With a DRAFT, write it again, without the FAULTS.
 
 {form}"""
 
@@ -227,6 +246,22 @@ def rubric_prompt(
     blocks += [block(name, "\n".join(map(one_line, lines))) for name, lines in more.items() if lines]
     template = _RUBRICS.replace("{most}", str(limits[0])).replace("{longest}", str(limits[1]))
     return _prompt(template, form, blocks, {"rubrics": {"type": "array", "items": _TEXT}})
+
+
+def rewording_prompt(
+    question: Question, facts: Sequence[str], draft: Sequence[str], faults: Sequence[str], longest: int
+) -> Prompt:
+    """The same question in other words: one text, and for each fact the words that tell it.
+
+    `draft` and `faults` are those of an earlier round, or ().  The gold answer is nowhere.
+    """
+    keys = {"question": _TEXT} | {f"F{k}": _TEXT for k in range(1, len(facts) + 1)}
+    form = '{"code": "...", "question": "...", "F1": "...", "F2": ...}'
+    told = "\n".join(f"F{k}: {one_line(fact)}" for k, fact in enumerate(facts, 1))
+    blocks = [block("FACTS", told), block("PLAIN", question.question)]
+    more = {"DRAFT": draft, "FAULTS": faults}
+    blocks += [block(name, "\n".join(map(one_line, lines))) for name, lines in more.items() if lines]
+    return _prompt(_REWORD.replace("{longest}", str(longest)), form, blocks, keys)
 
 
 def variants_prompt(question: Question, names: Mapping[str, Sequence[str]], limits: tuple[int, int]) -> Prompt:

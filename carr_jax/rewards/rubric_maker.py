@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from carr_jax.llm.ask import ask
 from carr_jax.llm.cache import ReplyCache
@@ -19,7 +20,7 @@ from carr_jax.records import Question, Rubric
 from carr_jax.rewards import rubrics
 from carr_jax.rewards.entities import VARIANTS
 from carr_jax.rewards.lint import LONGEST, MOST_RUBRICS, lint
-from carr_jax.rewards.prompts import rubric_prompt
+from carr_jax.rewards.prompts import Prompt, rubric_prompt
 
 
 @dataclass(frozen=True)
@@ -67,11 +68,41 @@ async def make_rubrics(
         return Made(
             None, ("yes and no are no entity that rubrics could lead to; use it for outcome reward only",)
         )
+
+    def prompt(draft: Sequence[str], findings: Sequence[str]) -> Prompt:
+        return rubric_prompt(question, evidence(question), draft, findings, (MOST_RUBRICS, LONGEST))
+
+    def judged(texts: tuple[str, ...]) -> Judged:
+        candidate = with_rubrics(question, texts)
+        hidden = [name for names in question.gold_entities for name in names]
+        return candidate, texts, lint(candidate, hidden)
+
+    return await draft_and_repair(client, cache, options, "rubrics", prompt, _reader, judged)
+
+
+# What a reply makes of a question, its texts as they go back to the model, and what is wrong with them.
+Judged = tuple[Question, tuple[str, ...], Sequence[str]]
+
+
+async def draft_and_repair(
+    client: ChatClient,
+    cache: ReplyCache,
+    options: MakerOptions,
+    purpose: str,
+    prompt_of: Callable[[Sequence[str], Sequence[str]], Prompt],
+    reader_of: Callable[[str], Callable[[Reply], Any]],
+    judge: Callable[[Any], Judged],
+) -> Made:
+    """What a model writes, and writes again while `judge` has findings, for `options.rounds` repairs at most.
+
+    `prompt_of(draft, findings)` asks for it and `reader_of(code)` reads a reply to that prompt.  Raises
+    llm.errors.CannotGoOn.
+    """
     made = Made(None)
     for number in range(options.rounds + 1):
-        prompt = rubric_prompt(question, evidence(question), made.draft, made.findings, (MOST_RUBRICS, LONGEST))
+        prompt = prompt_of(made.draft, made.findings)
         request = Request(prompt.messages, options.max_tokens, options.temperature, schema=prompt.schema)
-        asked = await ask(client, cache, request, _reader(prompt.code), purpose="rubrics", tries=options.tries)
+        asked = await ask(client, cache, request, reader_of(prompt.code), purpose=purpose, tries=options.tries)
         made = replace(
             made,
             rounds=number + 1,
@@ -81,11 +112,10 @@ async def make_rubrics(
         )
         if asked.value is None:
             return replace(made, findings=(), reason=asked.reason)
-        candidate = with_rubrics(question, asked.value)
-        findings = lint(candidate, [name for names in question.gold_entities for name in names])
+        candidate, draft, findings = judge(asked.value)
         if not findings:
             return replace(made, question=candidate, findings=(), draft=())
-        made = replace(made, findings=tuple(findings), draft=asked.value)
+        made = replace(made, findings=tuple(findings), draft=draft)
     return made
 
 
