@@ -145,6 +145,8 @@ def _judge() -> dict:
         price_completion=0.0,  # and of replies
         page_bytes=24_000,  # most that the judge reads of one cited page
         pages_bytes=200_000,  # and of all of them, or of a response
+        at_least=0.0,  # share of right decisions in each step below which no run starts; 0 = start unmeasured
+        calibration="runs/calibration/report.json",  # where launch/calibrate_judge.py wrote that share
     )
 
 
@@ -154,7 +156,7 @@ def rl() -> ConfigDict:
     config["reward"] = dict(
         mix="carr_paper",  # how outcome and rubric reward become one number, see rewards/mixing.py
         alpha=0.3,  # weight of the rubric (or entity) reward
-        entity_names="exact",  # e_grpo looks for: exact canonical names, or robust: any name, folded
+        entity_names="exact",  # e_grpo looks for: exact canonical names, or robust: any name, and variants
         citations="tolerant",  # how they are read: tolerant, or strict_reference (as the public code does)
         over_length="stats_only",  # over-length: stats_only, train_as_failure or drop
         score_everything=False,  # also judge rubrics that cannot change a reward, for the metrics
@@ -269,7 +271,7 @@ _POSITIVE = (
 ).split()
 _SHARES = (
     "serve.memory_fraction world.obfuscate world.shortcut reward.alpha learn.eps_low learn.b1 learn.b2 "
-    "sft.wander sft.min_outcome sft.min_rubric sft.held_out"
+    "sft.wander sft.min_outcome sft.min_rubric sft.held_out judge.at_least"
 ).split()
 _AXES = "mesh.data mesh.fsdp mesh.expert mesh.context mesh.tensor".split()
 _NOT_NEGATIVE = (

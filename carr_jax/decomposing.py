@@ -16,7 +16,6 @@ from typing import Any
 
 from carr_jax.data.card import Card, write_card
 from carr_jax.data.frozen import check_frozen, manifest_of
-from carr_jax.data.origins import licence, origins
 from carr_jax.journal import append, appending, as_they_come, line_of, rows_of
 from carr_jax.observe.files import atomic_file
 from carr_jax.records import InputError, Question
@@ -141,14 +140,11 @@ def _freeze(report: Report, out: Path, how: Mapping[str, Any]) -> None:
 
 
 def _card(report: Report, how: Mapping[str, Any]) -> Card:
-    found = origins({question.source for question in report.questions})
     return Card.of_questions(
         report.questions,
         "Questions with rubrics",
         str(how.get("command", "")),
         facts={key: value for key, value in {**how, **counts(report)}.items() if key != "command"},
-        licence=licence(found),
-        credits=[origin.credit for origin in found],
     )
 
 

@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 
 from carr_jax.addresses import http_address
 from carr_jax.config import flatten, problems, to_json
+from carr_jax.gate import gate_problems
 from carr_jax.llm.endpoints import missing_keys, parse_endpoint
 from carr_jax.records import InputError
 
@@ -52,7 +53,7 @@ def preflight(config: ConfigDict, workdir: Path) -> list[str]:
     ]
     if config.search.source in ("server", "retrieval"):
         servers += _tool_server_problems(config)
-    judge = judge_problems(config, workdir) if "judge" in config else []
+    judge = judge_problems(config, workdir) + gate_problems(config) if "judge" in config else []
     return found + _trace_problems(config) + servers + judge + _workdir_problems(config, workdir)
 
 
@@ -139,7 +140,8 @@ def _workdir_problems(config: ConfigDict, workdir: Path) -> list[str]:
 _MAY_CHANGE = set(
     "train.steps train.trajectories_every checkpoint.every checkpoint.keep judge.endpoints judge.concurrency "
     "judge.key_concurrency judge.queue_s judge.request_s judge.cache judge.replay judge.budget_usd "
-    "judge.price_prompt judge.price_cached judge.price_completion search.server.url search.server.token "
+    "judge.price_prompt judge.price_cached judge.price_completion judge.at_least judge.calibration "
+    "search.server.url search.server.token "
     "search.server.request_s search.server.attempts rollout.servers rollout.weights_folder "
     "rollout.push rollout.request_s rollout.token_s rollout.health_s serve.python serve.host serve.port "
     "serve.tensor serve.expert serve.memory_fraction serve.max_running serve.ready_s".split()

@@ -2,6 +2,7 @@
 
     python launch/plan.py --config=configs/c_grpo_4b.py --topology=v6e:4x4
     python launch/serve_sglang.py --config=configs/c_grpo_4b.py --policy=DIR
+    python launch/calibrate_judge.py --config=configs/c_grpo_4b.py
     python launch/train.py --config=configs/c_grpo_4b.py --config.model.policy=DIR --config.data.path=DIR \\
         "--config.rollout.servers=('http://ADDRESS:30000',)"
 
@@ -37,6 +38,7 @@ def llm_judge(config):
     config.judge.price_prompt = 0.28  # the prices of DeepSeek V3.2; see what they are today
     config.judge.price_cached = 0.028
     config.judge.price_completion = 0.42
+    config.judge.at_least = 0.9  # measured by launch/calibrate_judge.py before the first run
 
 
 def full_size(config, context):

@@ -1,12 +1,13 @@
 """Measures a judge on decisions whose right value is known, before anything is trained on its word.
 
     python launch/calibrate_judge.py --config=configs/c_grpo_4b.py
-    python launch/calibrate_judge.py --config=... --at-least=0.9 && python launch/train.py --config=...
 
 Without --labels the set is made from the built-in world: right, wrong, hedged and missing answers, named and
 unnamed entities, statements that pages support or not (carr_jax/calibrating.py).  Each call is made --times
-times, with other seeds.  A decision that stays unknown is not right.  With --at-least the exit status is 1 when
-the accuracy of a step is lower.  Replies, and what they cost, are kept in OUT/judge.
+times, with other seeds.  A decision that stays unknown is not right.  OUT/report.json holds what was seen:
+launch/train.py refuses a judge that is not in it, or was right less often than config.judge.at_least
+(carr_jax/gate.py).  With --at-least the exit status of this command is 1, too, when the accuracy of a step is
+lower.  Replies, and what they cost, are kept in OUT/judge.
 """
 
 import asyncio
@@ -20,6 +21,7 @@ from rich.table import Table
 
 from carr_jax.calibrating import read_labels, world_labels
 from carr_jax.command import OptionParser, end_well
+from carr_jax.gate import write_report
 from carr_jax.judging import chosen_judge, how_to_go_on, judge_name, make_judge
 from carr_jax.llm.errors import CannotGoOn
 from carr_jax.records import InputError
@@ -65,6 +67,7 @@ def run(argv):
     with console.status("judging") as status:
         times = asyncio.run(judged(given, config, labels, status))
     measures = measure(labels, times)
+    write_report(given.out / "report.json", config, measures, given.times)
     show(f"The judge {judge_name(config)}, {given.times} times", measures, console)
     for label, decision in mistakes(labels, times[0])[:SHOWN]:
         place = f"{label.step}, {label.kind}, {label.question.id}, {decision.name}"

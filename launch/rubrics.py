@@ -3,13 +3,15 @@
     python launch/rubrics.py questions.jsonl --config=configs/c_grpo_4b.py --out=data/rubrics.jsonl
     python launch/rubrics.py twowiki.jsonl --from-evidence --out=data/rubrics.jsonl
     python launch/rubrics.py world --from-evidence --out=data/world.jsonl
+    python launch/rubrics.py data/world.jsonl --variants --config=configs/c_grpo_4b.py --out=data/named.jsonl
 
 FILE is a question file or a folder of them (carr_jax/data/sources.py), or the word world for the built-in world
 of the configuration.  The model of config.judge takes each question apart; what it writes is linted, and the
 findings go back to it at most --rounds times.  What stays unclean stands in OUT.rejects with its findings.
---from-evidence asks nobody: it takes the rubrics that the evidence gives.  The same command goes on after a
-kill.  A manifest with a SHA-256 stands beside OUT; a run that is given OUT after a change refuses to start.
-OUT.card.md tells a person what is in it.
+--from-evidence asks nobody: it takes the rubrics that the evidence gives.  --variants leaves rubrics as they
+are, and has the model write other names of the hidden entities: E-GRPO looks for them, too, with
+config.reward.entity_names=robust.  The same command goes on after a kill.  A manifest with a SHA-256 stands
+beside OUT; a run that is given OUT after a change refuses to start.  OUT.card.md tells a person what is in it.
 """
 
 import asyncio
@@ -31,6 +33,7 @@ from carr_jax.judging import chosen_config, chosen_judge, how_to_go_on, open_cli
 from carr_jax.llm.errors import CannotGoOn
 from carr_jax.records import InputError
 from carr_jax.rewards.rubric_maker import MakerOptions, from_evidence, make_rubrics
+from carr_jax.rewards.variants import make_variants
 from carr_jax.search.world import WorldConfig, build_world
 
 SHOWN = 5  # reasons that are printed
@@ -43,11 +46,16 @@ def parse(argv):
     options.add_argument("--out", type=Path, required=True, help="question file to write, .jsonl")
     options.add_argument("--rounds", type=int, default=3, help="repairs of what a model wrote (default: 3)")
     options.add_argument("--from-evidence", action="store_true", help="ask no model")
+    options.add_argument("--variants", action="store_true", help="other names of entities instead of rubrics")
     given = options.own(argv)
     if given.out.suffix != ".jsonl" or given.out.is_dir():
         raise InputError(f"--out={given.out} must be a file that ends in .jsonl")
     if given.out.resolve() == given.file.resolve():
         raise InputError(f"--out={given.out} must not be the file that is read")
+    if given.variants and given.from_evidence:
+        raise InputError(
+            "--variants are written by a model, and --from-evidence asks none; give one of the two"
+        )
     if given.rounds < 0:
         raise InputError(f"--rounds={given.rounds} must not be negative")
     return given
@@ -75,15 +83,15 @@ async def make(given, config, questions, progress):
             return from_evidence(question)
 
         return await make_file(questions, given.out, one, how, progress=progress)
-    judge = config.judge
+    judge, work = config.judge, make_variants if given.variants else make_rubrics
     options = MakerOptions(given.rounds, judge.temperature, judge.max_tokens, judge.tries)
     try:
         async with open_client(config, given.out.parent) as (client, cache):
             return await make_file(
                 questions,
                 given.out,
-                lambda question: make_rubrics(question, client, cache, options),
-                {**how, "rounds": given.rounds},
+                lambda question: work(question, client, cache, options),
+                {**how, **({"made": "variants"} if given.variants else {"rounds": given.rounds})},
                 judge.concurrency,
                 progress,
             )

@@ -1,6 +1,7 @@
 """launch/rubrics.py: what is kept and asked again, what is frozen, and what a person sees."""
 
 import asyncio
+import dataclasses
 import json
 import re
 import subprocess
@@ -197,3 +198,30 @@ def test_the_command_asks_a_model_within_its_budget(tmp_path):
     asyncio.run(test())
     assert [r.text for q in read_questions(out) for r in q.rubrics] == ["<E0> is the one."] * 3
     assert json.loads(manifest_of(out).read_text())["rounds"] == 3
+
+
+def test_the_command_adds_variants_and_keeps_the_rubrics(tmp_path):
+    source, out = tmp_path / "in.jsonl", tmp_path / "out" / "o.jsonl"
+    row = dataclasses.replace(clean(QUESTIONS[0]).question, entities={"E0": ("Xanten",)})
+    source.write_text(json.dumps(to_json(row)) + "\n")
+
+    def mind(body):
+        code = re.search(r'its "code" is "(\w+)"', body["messages"][1]["content"])[1]
+        return json.dumps({"code": code, "E0": ["Xanten am Rhein"]})
+
+    async def test():
+        async with Stub(mind) as stub:
+            options = [f'--config.judge.endpoints=("{stub.url}",)', f"--out={out}", "--variants"]
+            config = f"--config={ROOT / 'configs/c_grpo_4b.py'}"
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, str(ROOT / "launch/rubrics.py"), str(source), config, *options
+            )
+            assert await process.wait() == 0
+
+    asyncio.run(test())
+    (question,) = read_questions(out)
+    assert question.metadata["variants"] == {"E0": ["Xanten am Rhein"]}
+    assert dataclasses.replace(question, metadata=row.metadata) == row
+    assert json.loads(manifest_of(out).read_text())["made"] == "variants"
+    bad = script(source, "--variants", "--from-evidence", f"--out={out}")
+    assert bad.returncode == 2 and "give one of the two" in bad.stdout

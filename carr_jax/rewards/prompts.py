@@ -1,5 +1,5 @@
-"""The prompts of the three steps (CaRR, section 3), and of making rubrics: what a model is told, and the form
-of its verdict.
+"""The prompts of the three steps (CaRR, section 3), of making rubrics and of other names: what a model is told,
+and the form of its verdict.
 
 Each prompt is a fixed instruction (the system message), then blocks of data, then one fixed closing line.  No
 instruction ever follows what others wrote.  What is the same for the siblings of a group stands first, and
@@ -112,6 +112,21 @@ becomes "<E1> painted The Blue Mill.", "<E2> is a sister of <E1>.", "<E2> design
 
 {form}"""
 
+_VARIANTS = """\
+You list the other ways in which somebody who thinks of a person, place, work, date or thing may write its name.
+
+{data}
+Blocks: QUESTION, where the things come from; ENTITIES, one in each line: its placeholder, its name, and other
+names that are known.
+
+For each placeholder, give {fewest} to {most} further names of the same thing: other spellings and languages,
+abbreviations, longer and shorter forms, formal and everyday names; of a date or number, other ways to write it.
+- Each must be understood alone: a first name, a pronoun or a word such as "the city" could mean anything.
+- Nothing broader, narrower or merely related, and no name of another thing in ENTITIES.
+- [] when there is no other way to write it.
+
+{form}"""
+
 CLOSING = 'End of the data. Now reply with the JSON object; its "code" is "{}".'
 
 
@@ -212,6 +227,18 @@ def rubric_prompt(
     blocks += [block(name, "\n".join(map(one_line, lines))) for name, lines in more.items() if lines]
     template = _RUBRICS.replace("{most}", str(limits[0])).replace("{longest}", str(limits[1]))
     return _prompt(template, form, blocks, {"rubrics": {"type": "array", "items": _TEXT}})
+
+
+def variants_prompt(question: Question, names: Mapping[str, Sequence[str]], limits: tuple[int, int]) -> Prompt:
+    """How else may the hidden entities be written (E-GRPO, appendix H)?  `names` has those that are known.
+
+    `limits` are the fewest and the most names of one entity.
+    """
+    lines = (f"<{entity}> | {' | '.join(map(one_line, known))}" for entity, known in names.items())
+    blocks = [block("QUESTION", question.question), block("ENTITIES", "\n".join(lines))]
+    form = '{"code": "...", "E0": ["...", "..."], "E1": ["..."]}'
+    template = _VARIANTS.replace("{fewest}", str(limits[0])).replace("{most}", str(limits[1]))
+    return _prompt(template, form, blocks, dict.fromkeys(names, {"type": "array", "items": _TEXT}))
 
 
 def shown_pages(pages: Mapping[str, str], page_bytes: int, pages_bytes: int) -> dict[str, str]:

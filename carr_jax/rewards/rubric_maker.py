@@ -17,6 +17,7 @@ from carr_jax.llm.messages import Reply, Request
 from carr_jax.llm.replies import answer_text, read_object
 from carr_jax.records import Question, Rubric
 from carr_jax.rewards import rubrics
+from carr_jax.rewards.entities import VARIANTS
 from carr_jax.rewards.lint import LONGEST, MOST_RUBRICS, lint
 from carr_jax.rewards.prompts import rubric_prompt
 
@@ -90,7 +91,7 @@ async def make_rubrics(
 
 def with_rubrics(question: Question, texts: Sequence[str]) -> Question:
     """The question with these rubrics alone: names and walks that go with other placeholders are left out."""
-    metadata = {key: value for key, value in question.metadata.items() if key != "walk"}
+    metadata = {k: value for k, value in question.metadata.items() if k not in ("walk", VARIANTS)}
     return replace(question, rubrics=tuple(map(Rubric, texts)), entities={}, metadata=metadata)
 
 

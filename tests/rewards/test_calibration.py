@@ -204,6 +204,8 @@ def test_the_command_can_refuse(tmp_path, world):
     given = (f"--labels={labels}", f"--out={tmp_path / 'c'}", "--times=2")
     status, said = command(*given)
     assert status == 0 and "75.0%" in said and "not right: outcome, expert" in said
+    report = json.loads((tmp_path / "c" / "report.json").read_text())
+    assert report["judge"] == {"kind": "exact"} and report["steps"]["outcome"]["accuracy"] == 0.75
     assert command(*given, "--at-least=0.75")[0] == 0
     status, said = command(*given, "--at-least=0.76")
     assert status == 1 and "an accuracy of 75.0% is below --at-least=0.76" in said

@@ -114,7 +114,7 @@ async def stand_in(folders, model, mode):
 @contextlib.asynccontextmanager
 async def real(folder, other_folder, url, mode):
     async with SGLangPool([url], folder, 0, PoolOptions(in_flight=mode)) as pool:
-        yield Subject(pool, from_hf_config(folder), folder, other_folder, pool.context, 200, 0.5)
+        yield Subject(pool, from_hf_config(folder), folder, other_folder, pool.context, 800, 0.3)
 
 
 @pytest.fixture(scope="session")
