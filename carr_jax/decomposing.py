@@ -15,7 +15,6 @@ from typing import Any
 
 from carr_jax.data.card import Card
 from carr_jax.data.frozen import check_frozen, freeze, manifest_of, rejects_of
-from carr_jax.data.origins import licence, origins
 from carr_jax.journal import append, appending, as_they_come, rows_of
 from carr_jax.records import InputError, Question
 from carr_jax.rewards.rubric_maker import Made
@@ -122,14 +121,11 @@ def _kept(questions: Sequence[Question], out: Path) -> tuple[dict[str, Question]
 
 
 def _card(report: Report, how: Mapping[str, Any]) -> Card:
-    found = origins({question.source for question in report.questions})
     return Card.of_questions(
         report.questions,
         "Questions with rubrics",
         str(how.get("command", "")),
         facts={key: value for key, value in {**how, **counts(report)}.items() if key != "command"},
-        licence=licence(found),
-        credits=[origin.credit for origin in found],
     )
 
 

@@ -23,7 +23,6 @@ from carr_jax.data.drafts import is_unique
 from carr_jax.data.frozen import check_frozen, freeze, manifest_of, rejects_of
 from carr_jax.data.graph import Graph
 from carr_jax.data.obscuring import obscured
-from carr_jax.data.origins import licence, origins
 from carr_jax.data.synthesis import STRATEGIES, Shape
 from carr_jax.data.wording import faults, question_of
 from carr_jax.journal import append, appending, as_they_come, rows_of
@@ -284,15 +283,12 @@ def counts(report: Report) -> dict[str, Any]:
 
 
 def _card(report: Report, facts: Mapping[str, Any], command: str) -> Card:
-    found = origins({question.source for question in report.questions})
     return Card.of_questions(
         report.questions,
         f"Questions from the graph {facts['source']}",
         command,
         seed=facts["seed"],
         facts=facts,
-        licence=licence(found),
-        credits=[origin.credit for origin in found],
     )
 
 

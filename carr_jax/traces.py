@@ -159,7 +159,7 @@ def freeze(folder: Path, chosen: Chosen, card: Card, how: Mapping[str, Any]) -> 
         stream.writelines(map(line_of, chosen.rejects))
     counts = dict(count_questions(question for question, _ in chosen.kept))
     write_card(file, dataclasses.replace(card, counts=counts))
-    facts = {"sha256": file_sha256(file), **how, **card.facts}
+    facts = {"sha256": file_sha256(file), **how, "counts": card.facts}
     with atomic_file(manifest_of(file)) as stream:
         stream.write(json.dumps(to_json(facts), indent=1).encode() + b"\n")
 

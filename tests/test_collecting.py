@@ -108,6 +108,7 @@ def test_what_is_kept_and_why_not(place):
     assert (facts["attempts"], facts["kept traces"], facts["questions with a trace"]) == (7, 2, 2)
     manifest = json.loads(manifest_of(traces_of(folder)).read_text())
     assert manifest["tokenizer_sha256"] == CHAT.tokenizer.content_hash()
+    assert (manifest["attempts"], manifest["counts"]["attempts"]) == (1, 7)
     card = (folder / "traces.jsonl.gz.card.md").read_text()
     assert "the command" in card and "| kept traces | 2 |" in card and "rejected: turn budget | 1" in card
     assert "TEACHER_KEY" not in (folder / "attempts.jsonl").read_text()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from carr_jax import __version__
+from carr_jax.data.origins import licence, origins
 from carr_jax.observe.files import atomic_file
 from carr_jax.records import Question
 from carr_jax.rewards.rubrics import entity_ids
@@ -40,8 +41,18 @@ class Card:
 
     @classmethod
     def of_questions(cls, questions: Iterable[Question], title: str, made_by: str, **more: Any) -> Card:
-        """A card with the counts of questions; `more` are further fields of the card."""
-        return cls(title, made_by, counts=count_questions(questions), **more)
+        """A card with the counts of questions, and the licences and credits of the sets that they come from.
+
+        `more` are further fields of the card, or other values of these.
+        """
+        questions = list(questions)
+        sources = {question.source for question in questions}
+        known = {
+            "counts": count_questions(questions),
+            "licence": licence(sources),
+            "credits": [origin.credit for origin in origins(sources)],
+        }
+        return cls(title, made_by, **{**known, **more})
 
 
 def card_of(file: Path) -> Path:

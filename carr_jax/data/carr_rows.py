@@ -117,7 +117,8 @@ def _rubric(raw: Any) -> Rubric:
 def _question(row: Row, split: str, rubrics: tuple[Rubric, ...], metadata: Mapping[str, Any]) -> Question:
     """The question of a row whose own keys are those of our record, as far as it has them."""
     answer = row["answer"]
-    row = {**row, "answer": str(answer) if isinstance(answer, int | float) else answer}
+    if isinstance(answer, int | float) and not isinstance(answer, bool):
+        row = {**row, "answer": str(answer)}
     entities = row.get("entities") or {}
     question, answer = text(row, "question"), text(row, "answer")
     return Question(
@@ -129,7 +130,7 @@ def _question(row: Row, split: str, rubrics: tuple[Rubric, ...], metadata: Mappi
         rubrics=rubrics,
         entities={key: texts(f"entities {key}", names) for key, names in entities.items()},
         gold_urls=texts("gold_urls", row.get("gold_urls", [])),
-        hops=int(row.get("hops", 0)),
+        hops=row.get("hops", 0),
         source=text(row, "source"),
         split=split,
         metadata=json.loads(json.dumps(metadata, allow_nan=False)),

@@ -15,6 +15,7 @@ from carr_jax.data.files import Row, text, texts
 from carr_jax.records import Question, Rubric
 from carr_jax.rewards.matching import compare
 
+SETS = ("2wikimultihopqa", "musique_ans", "hotpotqa_distractor")
 _WIKI = "https://en.wikipedia.org/wiki/"
 _PLAIN_IN_URL = "_-'()./:,@&+=!;$*"
 _STATEMENTS = {
@@ -51,10 +52,10 @@ def from_evidence(row: Row, urls: Mapping[str, str]) -> Question:
 
     Raises KeyError, TypeError, IndexError or ValueError that says what is wrong.
     """
-    make = {"2wikimultihopqa": _from_2wiki, "musique_ans": _from_musique, "hotpotqa_distractor": _from_hotpotqa}
-    if row["dataset"] not in make:
-        raise ValueError(f"unknown dataset {row['dataset']!r}; known are {', '.join(make)}")
-    rubrics, entities, walk = make[row["dataset"]](row, urls)
+    if row["dataset"] not in SETS:
+        raise ValueError(f"unknown dataset {row['dataset']!r}; known are {', '.join(SETS)}")
+    make = dict(zip(SETS, (_from_2wiki, _from_musique, _from_hotpotqa), strict=True))[row["dataset"]]
+    rubrics, entities, walk = make(row, urls)
     titles = texts("support_titles", row["support_titles"])
     return Question(
         **{key: text(row, key) for key in ("id", "question", "answer", "answer_type", "split")},

@@ -42,7 +42,7 @@ def origins(sources: Iterable[str]) -> tuple[Origin, ...]:
     return tuple(sorted(found, key=lambda origin: origin.name))
 
 
-def licence(found: Iterable[Origin]) -> str:
+def licence(sources: Iterable[str]) -> str:
     """What a mixture must keep: every licence, "" when one of them is not known."""
-    licences = [origin.licence for origin in found]
+    licences = [_BY_SOURCE[source].licence if source in _BY_SOURCE else "" for source in sorted(set(sources))]
     return "; ".join(dict.fromkeys(licences)) if all(licences) else ""

@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping
 
 from carr_jax.data.carr_rows import from_flat_row, from_formalization, from_rollout_row
-from carr_jax.data.evidence import from_evidence
+from carr_jax.data.evidence import SETS, from_evidence
 from carr_jax.data.files import Row, text, texts
 from carr_jax.data.originals import in_bundle_form, is_original
 from carr_jax.records import Question
@@ -34,7 +34,7 @@ def question_from_row(row: Row, urls: Mapping[str, str], split: str = "train") -
 
 
 def _read(row: Row, urls: Mapping[str, str], split: str) -> Question:
-    if "dataset" in row:
+    if row.get("dataset") in SETS or "support_titles" in row:
         return from_evidence(row, urls)
     if is_original(row):
         return from_evidence(in_bundle_form(row, split), urls)

@@ -49,6 +49,15 @@ def test_a_card_counts_what_a_person_asks_first(tmp_path):
         assert line in body
 
 
+def test_the_sets_that_questions_come_from_are_credited():
+    known = [Question("a", "?", "a", source=source) for source in ("musique_ans", "webshaper")]
+    card = Card.of_questions(known, "t", "m")
+    assert card.licence == "CC BY 4.0, texts of Wikipedia CC BY-SA; MIT"
+    assert [credit.partition(":")[0] for credit in card.credits] == ["MuSiQue", "WebShaper"]
+    mixed = Card.of_questions([*known, Question("c", "?", "a", source="mine")], "t", "m")
+    assert (mixed.licence, mixed.credits) == ("", card.credits), "nobody knows what a part of it asks for"
+
+
 def test_the_same_data_give_the_same_card(tmp_path):
     card = Card.of_questions(QUESTIONS, "t", "m")
     assert write(tmp_path, card) == write(tmp_path, card)

@@ -87,6 +87,11 @@ def test_flat_rows_keep_what_else_they_have():
     assert question_from_row(row | {"rubrics": records}, {}).rubrics[0].support_urls == ("https://a.example",)
 
 
+def test_a_column_named_dataset_does_not_make_a_row_another_shape():
+    row = {"question": ASKED, "answer": "1871", "dataset": "mine", "rubrics": RUBRICS}
+    assert question_from_row(row, {}).metadata == {"dataset": "mine"}
+
+
 def test_deepdive_rows_leave_their_conversations_to_the_histories():
     for conversations in ([], [{"role": "user", "content": "x"}]):
         row = {"id": 12, "question": ASKED, "answer": "1871", "conversations": conversations}
@@ -117,6 +122,7 @@ def test_triples_become_rubrics_about_variables():
         ({"question": ASKED, "answer": "x", "rubrics": [3]}, "'text' must be a text"),
         ({"question": ASKED, "answer": "x", "answer_type": "place"}, "answer_type must be"),
         ({"question": ASKED, "answer": "x", "hops": 2**40}, "hops must be"),
+        ({"question": ASKED, "answer": True}, "'answer' must be a text"),
         (WEBSHAPER | {"formalization": [["V@Y", "is", "C@x"]]}, "no triple has the answer V@X"),
         (WEBSHAPER | {"formalization": [["X", "is", "C@x"]]}, "must begin with V@ or C@"),
         (WEBSHAPER | {"formalization": [["V@X", "is"]]}, "three texts"),

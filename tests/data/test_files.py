@@ -5,6 +5,7 @@ import gzip
 import hashlib
 import json
 import sys
+import types
 
 import pytest
 from hypothesis import given
@@ -102,6 +103,26 @@ def test_what_is_not_installed_is_named(tmp_path, monkeypatch, module, path, say
         path.write_bytes(b"PAR1")
     with pytest.raises(InputError, match=says):
         read_questions(path)
+
+
+def test_the_hub_is_asked_for_one_split(monkeypatch):
+    asked = []
+
+    def load_dataset(*arguments, **options):
+        asked.append((*arguments, options))
+        if arguments[0] == "some/set":
+            raise ConnectionError("cannot\nreach it")
+        return [row | {"split": None} for row in ROWS]
+
+    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
+    found = read_questions("hf:zai-org/DeepDive:small/qa_sft")
+    assert [(q.answer, q.split) for q in found] == [("0", "sft"), ("1", "sft"), ("2", "sft")]
+    with pytest.raises(InputError, match="hf:some/set/train: the hub gives no such split .*cannot reach it"):
+        read_questions("hf:some/set/train")
+    assert asked == [
+        ("zai-org/DeepDive", "small", {"split": "qa_sft"}),
+        ("some/set", None, {"split": "train"}),
+    ]
 
 
 def test_a_name_of_the_hub_needs_a_split():

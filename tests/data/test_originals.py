@@ -3,8 +3,11 @@
 import dataclasses
 import json
 import pathlib
+import tempfile
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from carr_jax.data.originals import answer_type
 from carr_jax.data.rows import question_from_row
@@ -160,7 +163,25 @@ def test_answer_types_are_those_that_a_text_tells(answer, kind):
     assert answer_type(answer) == kind
 
 
-# ------------------------------------------------------------------------------------------- shared files
+@given(
+    st.sampled_from([BRIDGE, MUSIQUE, HOTPOT]),
+    st.recursive(st.none() | st.integers() | st.text(max_size=4), st.lists, max_leaves=4),
+    st.data(),
+)
+@settings(max_examples=100, deadline=None)
+def test_no_value_in_a_row_escapes_the_report(row, value, data):
+    key = data.draw(st.sampled_from(sorted(row)))
+    value = data.draw(st.sampled_from([value, [value], [[value, value, value]], {"title": value}]))
+    with tempfile.TemporaryDirectory() as name:
+        path = pathlib.Path(name) / "q.json"
+        path.write_text(json.dumps([row | {key: value}]))
+        try:
+            assert read_questions(path)[0].question
+        except InputError as error:
+            assert str(error).startswith("1 bad rows")
+
+
+# ------------------------------------------------------------------------------------------------- shared files
 
 
 def published(row):

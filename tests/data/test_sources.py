@@ -296,6 +296,52 @@ def test_shared_counts_equal_their_description(shared):
 
 
 @needs_shared
+def test_shared_types_and_answers_equal_their_description(shared):
+    types = collections.Counter((q.source, q.metadata["type"]) for q in shared)
+    assert types == {
+        ("2wikimultihopqa", "compositional"): 394,
+        ("2wikimultihopqa", "comparison"): 261,
+        ("2wikimultihopqa", "bridge_comparison"): 199,
+        ("2wikimultihopqa", "inference"): 77,
+        ("musique_ans", "2hop"): 303,
+        ("musique_ans", "3hop1"): 88,
+        ("musique_ans", "3hop2"): 38,
+        ("musique_ans", "4hop1"): 30,
+        ("musique_ans", "4hop3"): 15,
+        ("hotpotqa_distractor", "bridge"): 142,
+        ("hotpotqa_distractor", "comparison"): 58,
+    }
+    hops = collections.Counter()
+    for question in shared:
+        hops[question.source] += question.hops
+    assert hops["2wikimultihopqa"] == 2272 and hops["musique_ans"] == 1164
+
+
+@needs_shared
+def test_every_shared_row_with_evidence_has_its_rubrics_and_gold_entities(shared):
+    """One rubric for each hop, and one more that ties the values of a comparison; every entity has a name.
+
+    All that the description counts but for the held-out rows: 2,182 and 1,424 rubrics with them.
+    """
+    rows = {}
+    for name in ("twowiki", "musique"):
+        rows |= {row["id"]: row for row in map(json.loads, (SHARED / f"{name}.jsonl").open())}
+    rubrics = collections.Counter()
+    for question in (q for q in shared if q.id in rows):
+        row = rows[question.id]
+        compares = row.get("answer_role") == "subject"
+        assert len(question.rubrics) == (len(row["hops"]) + compares if row["rubric_ok"] else 0)
+        assert set(question.entities) == {e for r in question.rubrics for e in r.entities}
+        gold = {name for names in question.entities.values() for name in names}
+        objects = {hop.get("object", hop.get("answer")) for hop in row["hops"]}
+        assert gold >= objects | {row["answer"]} or not row["rubric_ok"]
+        rubrics[question.source] += len(question.rubrics)
+    # Chains of two hops, comparisons of two with a tie, of four with a tie; MuSiQue's hops.
+    assert rubrics["2wikimultihopqa"] == (394 + 77) * 2 + 107 * 3 + 135 * 5 == 1938 < 2182
+    assert rubrics["musique_ans"] == 303 * 2 + (88 + 38) * 3 + (30 + 15) * 4 == 1164 < 1424
+
+
+@needs_shared
 def test_shared_rubrics_are_connected_and_cite_pages_of_the_corpus(shared):
     pages = read_pages(SHARED)
     assert len(pages) == 15_400

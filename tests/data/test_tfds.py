@@ -51,7 +51,7 @@ def write(path, rows):
     return path
 
 
-# ------------------------------------------------------------------------------------------------ round trips
+# -------------------------------------------------------------------------------------------------- round trips
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 many = st.lists(texts, max_size=3).map(tuple)
@@ -115,7 +115,7 @@ def test_order_of_entities_and_arguments_survives():
     assert list(message.tool_calls[0].arguments) == ["b", "a"]
 
 
-# -------------------------------------------------------------------------------------------------- datasets
+# ----------------------------------------------------------------------------------------------------- datasets
 
 
 @pytest.fixture(scope="module")
@@ -157,6 +157,7 @@ def test_questions_of_any_shape_become_a_dataset(tmp_path):
     build(DeepdiveQuestions(tmp_path, data_dir=tmp_path / "sets"), "m")
     judged = [q for q in found if q.rubrics]
     assert read_question_dataset(tmp_path / "sets", "carr_questions:1.0.0") == judged
+    assert "| left out, without rubrics | 1 |" in card_of(tmp_path / "sets" / "carr_questions").read_text()
     assert read_question_dataset(tmp_path / "sets", "deepdive_questions") == found
     with pytest.raises(InputError, match="no question has rubrics"):
         build(CarrQuestions(write(tmp_path / "o.jsonl", outcome_only), data_dir=tmp_path / "none"), "m")
@@ -228,7 +229,7 @@ def test_shared_questions_come_back_equal():
         assert question_of(through(QUESTION, question_example(question))) == question
 
 
-# -------------------------------------------------------------------------------------------------- training
+# ----------------------------------------------------------------------------------------------------- training
 
 
 def task_config(sets, **data):

@@ -77,7 +77,7 @@ def test_a_policy_learns_from_what_it_did_well(tmp_path):
     """One round: collect with rubrics as the filter, fine-tune; measured on questions of another split.
 
     The shipped policy wanders, and who wanders has no room for an answer: such attempts are not kept.
-    Measured: MEASURED
+    Measured: of 40 attempts 22 were answers before and 37 after; 12 and 17 were right in every hop.
     """
     small = ("data.train_questions=24",)
 

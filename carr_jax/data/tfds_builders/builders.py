@@ -12,6 +12,7 @@ of what it was made from and of what it holds.
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import hashlib
 import json
@@ -56,9 +57,9 @@ class Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
         """What the dataset follows from, to tell whether one that is there is the one asked for."""
         return source_sha256(source)
 
+    @abc.abstractmethod
     def examples(self, source: str) -> Examples:
         """The examples of each split, in order.  Raises InputError."""
-        raise NotImplementedError
 
     def _info(self) -> tfds.core.DatasetInfo:
         return tfds.core.DatasetInfo(
@@ -85,12 +86,14 @@ class Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
 
 
 class CarrQuestions(Builder):
-    """Multi-hop questions with rubrics for citation-aware rewards; those without rubrics are left out."""
+    """Multi-hop questions with rubrics for citation-aware rewards; those without are left out and counted."""
 
     def examples(self, source: str) -> Examples:
-        questions = [q for q in read_questions(source) if q.rubrics]
+        found = read_questions(source)
+        questions = [question for question in found if question.rubrics]
         if not questions:
             raise InputError(f"{source}: no question has rubrics; make some with launch/rubrics.py")
+        self.info.metadata["left_out"] = len(found) - len(questions)
         return by_split(questions)
 
 

@@ -14,7 +14,6 @@ import tensorflow_datasets as tfds
 
 from carr_jax.data.card import Card, write_card
 from carr_jax.data.files import corpus_file
-from carr_jax.data.origins import licence, origins
 from carr_jax.data.tfds_builders.builders import Builder, BuiltInWorld
 from carr_jax.data.tfds_builders.features import QUESTION
 from carr_jax.data.tfds_builders.reading import read_history_dataset, read_question_dataset
@@ -31,7 +30,8 @@ def build(builder: Builder, made_by: str) -> Path:
     Raises InputError when the dataset that is there was made from something else.
     """
     folder = Path(builder.data_path)
-    if folder.is_dir() and builder.info.metadata.get("made_from") != builder.made_from(builder.source):
+    known = (builder.info.metadata or {}).get("made_from")
+    if folder.is_dir() and known != builder.made_from(builder.source):
         raise InputError(f"{folder} was made from another source; give another --out, or remove it")
     tfds.disable_progress_bar()
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):  # TFDS says where its logs are
@@ -59,20 +59,18 @@ def _write_pages(path: Path, pages: Iterable[Page]) -> None:
 def _card(builder: Builder, folder: Path, made_by: str) -> Card:
     """Counts what stands on disk, and so checks it."""
     data_dir, name = folder.parents[1], f"{builder.name}:{builder.version}"
-    made_from = builder.info.metadata["made_from"].items()
+    metadata = builder.info.metadata
     facts = {"version": str(builder.version)}
-    facts |= {f"made from {key}": json.dumps(value).strip('"') for key, value in made_from}
+    facts |= {f"made from {key}": json.dumps(value).strip('"') for key, value in metadata["made_from"].items()}
+    if left_out := metadata.get("left_out"):
+        facts["left out, without rubrics"] = left_out
     if builder.features is QUESTION:
-        questions = read_question_dataset(data_dir, name)
-        found = origins({question.source for question in questions})
         return Card.of_questions(
-            questions,
+            read_question_dataset(data_dir, name),
             builder.name,
             made_by,
             seed=builder.world.seed if isinstance(builder, BuiltInWorld) else None,
             facts=facts,
-            licence=licence(found),
-            credits=[origin.credit for origin in found],
         )
     histories = read_history_dataset(data_dir, name)
     turns = [sum(message.role == "assistant" for message in history.messages) for history in histories]
