@@ -12,6 +12,7 @@ of what it was made from and of what it holds.
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import hashlib
 import json
@@ -56,9 +57,9 @@ class Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
         """What the dataset follows from, to tell whether one that is there is the one asked for."""
         return source_sha256(source)
 
+    @abc.abstractmethod
     def examples(self, source: str) -> Examples:
         """The examples of each split, in order.  Raises InputError."""
-        raise NotImplementedError
 
     def _info(self) -> tfds.core.DatasetInfo:
         return tfds.core.DatasetInfo(
