@@ -81,11 +81,12 @@ class Question:
 
 @dataclass(frozen=True)
 class Page:
-    """One page of a search corpus."""
+    """One page of a search corpus, or of the web; `published` is its date, as whoever read it gives that."""
 
     url: str
     title: str
     text: str
+    published: str = ""
 
 
 # ------------------------------------------------------------------------------------- what an engine returns

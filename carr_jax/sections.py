@@ -32,6 +32,8 @@ def search_section() -> dict:
             page_usd=0.0,  # and of a page by the reader
             budget_usd=0.0,  # most that searches and pages of a run may cost; then it saves and stops; 0 = any
             page_bytes=5_000_000,  # largest document that we fetch
+            user_agent="carr_jax",  # what we call ourselves then; better with an address: "name (+https://...)"
+            robots=True,  # leave pages that a site's robots.txt asks robots to leave
             ports=(80, 443),  # ports that pages may be fetched from
             private_hosts=(),  # hosts that may be private, by name: for laboratories, never on the open web
             retold_share=0.75,  # share of a question's words on a page that withholds it; 0 = quotes only
@@ -108,6 +110,10 @@ def search_checks(flat: Mapping) -> list[tuple[bool, str]]:
         (
             flat["search.source"] != "web" or "sft.epochs" not in flat,
             "config.search.source=web is for reinforcement learning: the scripted expert knows `data` alone",
+        ),
+        (
+            flat["search.web.user_agent"].isascii() and flat["search.web.user_agent"].isprintable(),
+            "config.search.web.user_agent must be one line of ASCII",
         ),
         (
             bool(flat["search.web.ports"]) and all(0 < port < 65536 for port in flat["search.web.ports"]),

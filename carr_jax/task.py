@@ -108,6 +108,8 @@ def web_options(config: ConfigDict) -> WebOptions:
             page_s=web.request_s,
             page_bytes=web.page_bytes,
             concurrency=web.concurrency,
+            user_agent=web.user_agent,
+            robots=web.robots,
             outage_s=web.outage_s,
         ),
         Rules(frozenset(web.ports), frozenset(web.private_hosts)),

@@ -188,7 +188,8 @@ def page_text(page: Page) -> str:
 
 
 def _header(page: Page) -> str:
-    return f"Title: {_one_line(page.title)}\n\nURL Source: {page.url}\n\nMarkdown Content:\n"
+    published = f"Published Time: {_one_line(page.published)}\n\n" if page.published else ""
+    return f"Title: {_one_line(page.title)}\n\nURL Source: {page.url}\n\n{published}Markdown Content:\n"
 
 
 def _block(i: int, hit: Hit) -> str:

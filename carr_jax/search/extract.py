@@ -129,6 +129,8 @@ def cleaned(text: str) -> str:
 
     A page is cleaned once, before anything reads it, so find counts in the same text that was shown.
     """
+    if text.isascii() and text.isprintable():  # most lines: there is nothing to look for
+        return text.strip()
     text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\x0c", "\n").replace("\u2028", "\n")
     text = unicodedata.normalize("NFC", _CONTROLS.sub("", text))
     return _BLANK_LINES.sub("\n\n", text).strip()

@@ -21,6 +21,7 @@ from carr_jax.calls.http import retry_after
 from carr_jax.calls.patience import Patience, Timing
 from carr_jax.search.browser import Missing, Outage
 from carr_jax.search.inflate import Damaged, Inflater, TooLarge
+from carr_jax.search.robots import Robots
 from carr_jax.search.safety import CheckedResolver, Lookup, Refused, Rules, checked, system_lookup
 from carr_jax.search.said import missing, status_missing
 
@@ -42,6 +43,7 @@ class FetchOptions:
     concurrency: int = 64
     per_host: int = 2  # pages of one host at a time
     user_agent: str = "carr_jax"
+    robots: bool = True  # leave what a site's robots.txt asks robots to leave
     outage_s: float = 600.0  # how long is waited while no site at all can be reached
 
 
@@ -76,6 +78,7 @@ class Fetcher:
         self._hosts: weakref.WeakValueDictionary[str, asyncio.Semaphore] = weakref.WeakValueDictionary()
         self._breaker = Breaker(Patience(outage_s=options.outage_s), timing)
         self._unreachable: set[str] = set()  # hosts, since one was reached
+        self._robots = Robots(options.user_agent, self._robots_txt, timing.clock)
 
     async def __aenter__(self) -> Fetcher:
         connector = aiohttp.TCPConnector(
@@ -143,7 +146,7 @@ class Fetcher:
     async def _timed(self, url: str) -> Document:
         try:
             async with asyncio.timeout(self._options.page_s):
-                return await self._followed(url)
+                return await self._followed(url, self._options.robots)
         except TimeoutError as error:
             raise missing("timeout") from error
         except Missing as answer:
@@ -151,19 +154,26 @@ class Fetcher:
                 self._reached()
             raise
 
-    async def _followed(self, url: str) -> Document:
+    async def _followed(self, url: str, robots: bool) -> Document:
         """Redirects are followed by hand, each hop checked like the first (TS-01)."""
         for _ in range(self._options.redirects + 1):
-            answer = await self._hop(url)
+            address = _address(url, self._rules)
+            if robots and not await self._robots.allow(address):
+                raise missing("robots")
+            answer = await self._hop(address, url)
             if isinstance(answer, Document):
                 return answer
             url = answer
         raise missing("redirects")
 
-    async def _hop(self, url: str) -> Document | str:
+    async def _robots_txt(self, url: str) -> bytes:
+        """What a site says to robots; within the time and the turn of the page for which it is asked."""
+        return (await self._followed(url, robots=False)).body
+
+    async def _hop(self, address: URL, url: str) -> Document | str:
         """The document at exactly this address, or the address that it points to."""
         try:
-            async with self._http.get(_address(url, self._rules), allow_redirects=False) as answer:
+            async with self._http.get(address, allow_redirects=False) as answer:
                 if answer.status in _REDIRECTS and (target := answer.headers.get("Location")):
                     return urljoin(url, target.strip())
                 if answer.status != 200:
@@ -199,14 +209,16 @@ def _host(url: str) -> str:
 
 
 def _address(url: str, rules: Rules) -> URL:
-    """What is checked is what is connected to: both are read from one parsed address.  Raises Refused."""
+    """What is checked is what is connected to: both are read from one parsed address.  Raises Missing."""
     try:
         address = URL(url.strip()).with_fragment(None)
+        parts = checked(str(address), rules)
     except ValueError as error:
-        raise Refused("scheme") from error
-    parts = checked(str(address), rules)
+        raise missing("scheme") from error
+    except Refused as refusal:
+        raise missing(refusal.reason) from refusal
     if (parts.scheme, parts.hostname) != (address.scheme, address.raw_host):
-        raise Refused("scheme")  # two readers of one address must agree
+        raise missing("scheme")  # two readers of one address must agree
     return address
 
 

@@ -95,7 +95,8 @@ def _meant(question: str) -> tuple[frozenset[str], int]:
 
 def on_hosts(url: str, hosts: Sequence[str]) -> bool:
     """Whether an address lies on one of the hosts, or below it."""
-    if not any(name in url.lower() for name in hosts):  # most addresses: no need to take them apart
+    low = url.lower()
+    if not any(name in low for name in hosts):  # most addresses: no need to take them apart
         return False
     parts = http_address(url)
     host = parts.hostname.rstrip(".") if parts else ""

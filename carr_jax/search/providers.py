@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from carr_jax.addresses import http_address
+from carr_jax.addresses import host_of, http_address
 from carr_jax.calls.errors import CallError
 from carr_jax.calls.http import Answer
 from carr_jax.search.browser import NO_RESULTS, Hit, Missing, Outage
@@ -64,7 +64,7 @@ def read_results(answer: Answer) -> list[Hit]:
 
 def _hit(row: dict[str, Any]) -> Hit | None:
     url = _line(row.get("link"))
-    if not http_address(url):
+    if not (host_of(url) or http_address(url)):
         return None
     return Hit(url, _line(row.get("title")), _line(row.get("snippet")), _line(row.get("date")))
 

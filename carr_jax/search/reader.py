@@ -21,6 +21,7 @@ JINA = "https://r.jina.ai/"
 _MOST_CHARS = 1_000_000
 _LAYOUT = re.compile(r"\s*Title: ?(?P<title>[^\n]*)\n+(?P<head>(?:[A-Z][^\n]*\n+){0,8}?)Markdown Content:\n?")
 _SOURCE = re.compile(r"^URL Source: ?(\S+)", re.MULTILINE)
+_PUBLISHED = re.compile(r"^Published Time: ?(\S[^\n]{0,99})$", re.MULTILINE)
 _WARNING = re.compile(r"^Warning: Target URL returned error (\d{3})", re.MULTILINE)
 _NO_ANSWER = (504, 520, 521, 522, 523, 524, 525, 526, 530)  # of the site behind the reader (TS-11)
 _KEY_OR_LIMIT = (401, 402, 403, 408, 429)
@@ -66,12 +67,12 @@ def read_page(answer: Answer, url: str) -> Page:
     head = layout["head"] if layout else ""
     if warning := _WARNING.search(head):
         raise status_missing(int(warning[1]))
-    source = _SOURCE.search(head)
+    source, published = _SOURCE.search(head), _PUBLISHED.search(head)
     body = cleaned(text[layout.end() :] if layout else text)[:_MOST_CHARS]
     if not body:
         raise missing("empty")
     title = " ".join(cleaned(layout["title"]).split()) if layout else ""
-    return Page(source[1] if source else url, title, body)
+    return Page(source[1] if source else url, title, body, cleaned(published[1]) if published else "")
 
 
 class OwnReader:

@@ -21,6 +21,7 @@ _SENTENCES = {
     "port": NOT_OPENED,
     "private": NOT_OPENED,
     "refused": NOT_OPENED,
+    "robots": FORBIDDEN,
     "redirects": NO_ADDRESS,
     "dns": NO_ADDRESS,
     "binary": NOT_TEXT,

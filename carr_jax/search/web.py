@@ -35,7 +35,7 @@ from carr_jax.search.said import missing
 from carr_jax.search.service import Address, Service
 from carr_jax.search.workers import Workers
 
-_FORMAT = 1  # of what is remembered
+_FORMAT = 2  # of what is remembered
 _COUNTED = ("asked", "cached", "results_withheld", "pages_withheld")
 _LONG = 50_000  # characters that are looked through in a thread, not between two callbacks
 
@@ -162,7 +162,7 @@ class WebTools:
 
         async def ask() -> tuple[str, Any]:
             page = await self._reader.page(url)
-            return "page", (page.url, page.title, page.text)
+            return "page", (page.url, page.title, page.text, page.published)
 
         return Page(*await self._answer(f"open {url!r}", ["page", by, url.partition("#")[0]], ask))
 

@@ -2,7 +2,7 @@
 
     async with Naughty() as site: ... site.url("/page") ... site.asked ...
 
-`asked` are the paths that came, with their headers.
+`asked` are the paths that came, with their headers; `paths` leaves out those of /robots.txt.
 """
 
 import asyncio
@@ -22,6 +22,9 @@ class Naughty:
         self.storm = 0  # how many calls of /storm are answered with 429
         self.retry_after = "0"
         self.left = {}  # how often a path still fails
+        self.robots = (
+            None  # what /robots.txt says: a text, the status that it is answered with, or None for 404
+        )
 
     async def __aenter__(self):
         app = web.Application()
@@ -40,10 +43,14 @@ class Naughty:
         return f"http://{host}:{self.port}{path}"
 
     def paths(self):
-        return [path for path, _ in self.asked]
+        return [path for path, _ in self.asked if path != "/robots.txt"]
 
     async def answer(self, request):
         self.asked.append((request.path_qs, dict(request.headers)))
+        if request.path == "/robots.txt" and self.robots is not None:
+            if isinstance(self.robots, int):
+                return web.Response(status=self.robots, headers={"Location": "/to?u=/robots.txt"})
+            return web.Response(text=self.robots)
         name, _, argument = request.match_info["name"].partition("/")
         return await getattr(self, f"do_{name}", self.do_nothing)(request, argument)
 

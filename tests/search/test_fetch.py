@@ -97,7 +97,7 @@ def test_a_redirect_to_a_private_address_is_not_followed(target, status):
     async def work(site, fetcher):
         with pytest.raises(Missing) as missing:
             await fetcher.fetch(site.url(f"/to/{status}?u={target.format(port=site.port)}"))
-        return missing.value.reason, len(site.asked)
+        return missing.value.reason, len(site.paths())
 
     reason, asked = with_site(work)
     assert reason in ("private", "scheme") and asked == 1
@@ -118,7 +118,7 @@ def outcome_at(url, lookup):
     async def work(site, fetcher):
         with pytest.raises(Missing) as missing:
             await fetcher.fetch(url)
-        return missing.value.reason, len(site.asked), lookup.asked
+        return missing.value.reason, len(site.paths()), lookup.asked
 
     return with_site(work, lookup=lookup)
 
@@ -169,10 +169,10 @@ def test_a_storm_that_passes_and_one_that_lasts():
         site.storm = 1
         assert (await fetcher.fetch(site.url("/storm"))).body == PAGE.encode()
         site.storm, site.retry_after = 9, "3600"
-        before = len(site.asked)
+        before = len(site.paths())
         with pytest.raises(Missing, match="http_429"):
             await fetcher.fetch(site.url("/storm"))
-        return len(site.asked) - before
+        return len(site.paths()) - before
 
     assert with_site(work) == 1  # an hour is not waited for
 
@@ -242,3 +242,59 @@ def test_one_dead_site_is_a_page_that_is_missing_and_a_dead_network_is_an_outage
                     await fetcher.fetch("http://dead.test/")
 
     asyncio.run(run())
+
+
+# --------------------------------------------------------------------------------------------- what sites ask
+
+
+RULES = "User-agent: *\nDisallow: /to\n\nUser-agent: carr_jax\nUser-agent: other\nDisallow: /page\n"
+
+
+def test_a_page_that_robots_may_not_fetch_is_not_fetched_and_its_site_is_asked_once():
+    async def work(site, fetcher):
+        site.robots, reasons = RULES, []
+        for path in ("/page", "/to?u=/page", "/page?a=b"):
+            with pytest.raises(Missing) as missing:
+                await fetcher.fetch(site.url(path))
+            reasons.append((missing.value.reason, missing.value.sentence))
+        await asyncio.gather(*(fetcher.fetch(site.url(f"/gzip?n={n}")) for n in range(3)))
+        return reasons, [path for path, _ in site.asked]
+
+    reasons, asked = with_site(work)
+    assert reasons == [("robots", "The site does not show this page.")] * 3
+    assert asked == ["/robots.txt", "/to?u=/page", *(f"/gzip?n={n}" for n in range(3))]
+
+
+def test_robots_can_be_left_out():
+    async def work(site, fetcher):
+        site.robots = RULES
+        return (await fetcher.fetch(site.url("/page"))).body, [path for path, _ in site.asked]
+
+    assert with_site(work, FetchOptions(robots=False)) == (PAGE.encode(), ["/page"])
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"), [(404, ""), (403, ""), (302, ""), (503, "http_503"), (429, "http_429")]
+)
+def test_a_site_that_does_not_say_what_robots_may_fetch(said, reason):
+    """RFC 9309 2.3.1: without a file everything may be fetched, while a site is in trouble nothing."""
+
+    async def work(site, fetcher):
+        site.robots = said
+        try:
+            return (await fetcher.fetch(site.url("/page"))).body, site.paths()
+        except Missing as missing:
+            return missing.reason, site.paths()
+
+    found, asked = with_site(work)
+    assert found == (reason or PAGE.encode()) and ("/page" in asked) == (not reason)
+
+
+def test_robots_txt_of_a_private_address_is_not_asked_for():
+    async def work(site, fetcher):
+        site.robots = RULES
+        with pytest.raises(Missing) as missing:
+            await fetcher.fetch(site.url("/gzip", "127.0.0.2"))
+        return missing.value.reason, site.asked
+
+    assert with_site(work) == ("private", [])

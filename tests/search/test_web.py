@@ -228,13 +228,17 @@ def test_a_page_that_is_none_is_no_page_and_is_remembered_for_a_while(tmp_path, 
 
 def test_the_layout_of_the_reader():
     from carr_jax.calls.http import Answer
+    from carr_jax.search.browser import page_text
 
     text = (
         "Title: A  b\n\nURL Source: https://a.test/new\n\nPublished Time: 2020-01-01\n\nMarkdown Content:\n"
         "# Head\r\nMarkdown Content:\nmore"
     )
     page = read_page(Answer(200, {}, text.encode()), "https://a.test/old")
-    assert page == Page("https://a.test/new", "A b", "# Head\nMarkdown Content:\nmore")
+    assert page == Page("https://a.test/new", "A b", "# Head\nMarkdown Content:\nmore", "2020-01-01")
+    assert page_text(page) == text.replace("A  b", "A b").replace("\r", ""), "what the reader wrote"
+    late = "Title: A\n\nURL Source: https://a.test/\n\nMarkdown Content:\nPublished Time: 2020-01-01\n"
+    assert read_page(Answer(200, {}, late.encode()), "https://a.test/").published == ""
     assert read_page(Answer(200, {}, b"no layout"), "https://a.test/") == Page(
         "https://a.test/", "", "no layout"
     )
