@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import email.utils
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -58,13 +59,23 @@ async def exchange(
             return Answer(answer.status, answer.headers, body)
     except TimeoutError as error:
         raise CallError("timeout", f"{name}: no answer in {seconds:g} s", retry=True, billed=True) from error
+    except aiohttp.ClientConnectorError as error:
+        if _speaks_another_tls(error):
+            raise CallError("tls", f"{name}: {error}") from error
+        raise CallError("unreachable", f"{name}: {error}", retry=True) from error
     except aiohttp.ClientConnectorCertificateError as error:
         raise CallError("tls", f"{name}: {error}") from error
-    except aiohttp.ClientConnectorError as error:
-        raise CallError("unreachable", f"{name}: {error}", retry=True) from error
     except (aiohttp.ClientError, OSError) as error:
         text = f"{name}: {error or type(error).__name__}"
         raise CallError("broken", text, retry=True, billed=True) from error
+
+
+def _speaks_another_tls(error: aiohttp.ClientConnectorError) -> bool:
+    """Whether the two could not agree on TLS, as with a server that has none: that stays so.
+
+    A connection that was only cut off during the handshake may be made later.
+    """
+    return isinstance(error.os_error, ssl.SSLError) and not isinstance(error.os_error, ssl.SSLEOFError)
 
 
 async def _read(answer: aiohttp.ClientResponse, name: object, most_bytes: int) -> bytes:

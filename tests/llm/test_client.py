@@ -99,10 +99,28 @@ def test_plain_http_is_no_tls(tmp_path):
     async def test():
         async with Stub(mind) as stub:
             url = stub.url.replace("http:", "https:")
-            async with asking(tmp_path, Endpoint(url), attempts=1) as client:
-                with pytest.raises(CallError):
+            async with asking(tmp_path, Endpoint(url)) as client:
+                with pytest.raises(CallError) as caught:
                     await client.complete(REQUEST, "p")
-                assert stub.calls == []
+                assert (caught.value.kind, stub.calls, client.time.slept) == ("tls", [], [])  # it stays so
+
+
+def test_a_handshake_that_is_cut_off_is_tried_again(tmp_path):
+    async def hang_up(reader, writer):
+        nonlocal connections
+        connections += 1
+        await reader.read(100)
+        writer.close()
+
+    connections = 0
+
+    async def test():
+        async with await asyncio.start_server(hang_up, "127.0.0.1", 0) as server:
+            url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+            async with asking(tmp_path, Endpoint(url), attempts=3) as client:
+                with pytest.raises(CallError) as caught:
+                    await client.complete(REQUEST, "p")
+                assert (caught.value.kind, connections) == ("unreachable", 3)
 
     run(test)
 
