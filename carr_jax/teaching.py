@@ -35,7 +35,7 @@ from carr_jax.rewards.rejection import Bar
 from carr_jax.rollout.scheduler import Rollouts
 from carr_jax.search.world import WorldConfig, build_world
 from carr_jax.stored import to_json
-from carr_jax.task import load_tools, make_budgets
+from carr_jax.task import load_tools, make_budgets, ready
 from carr_jax.traces import Attempt, claim, traces_of
 
 IN_FLIGHT = 64  # attempts at a time, unless config.rollout.in_flight says otherwise
@@ -206,6 +206,7 @@ async def run_collection(
     begin(len(questions) * given.attempts)
     async with (
         make_judge(config, given.out) as judge,
+        ready(rollouts.tools, given.out),
         teaching(given, config, rollouts, asked.turns) as play,
     ):
         grade = by_rewards(judge, given.bar, config.reward.mix, config.reward.citations)

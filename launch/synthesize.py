@@ -47,7 +47,7 @@ from carr_jax.rollout.engine import EngineError
 from carr_jax.search.world import SPLITS, WorldConfig, build_world
 from carr_jax.stored import file_sha256
 from carr_jax.synthesizing import Plan, counts, make_file
-from carr_jax.task import load_tools
+from carr_jax.task import load_tools, ready
 from carr_jax.world_graph import graph_of_world
 
 SHOWN = 8  # reasons that are printed
@@ -173,7 +173,9 @@ async def trying(given, config):
             "them, or --agent=none"
         )
     if given.agent == "search":
-        yield one_search(load_tools(config))
+        tools = load_tools(config)
+        async with ready(tools, given.out.parent):
+            yield one_search(tools)
         return
     if not config.model.policy and not config.model.tokenizer:
         config.model.tokenizer = str(SHIPPED)
@@ -181,9 +183,11 @@ async def trying(given, config):
     who = teaching.Options(
         given.graph, given.out.parent, given.agent, budget_usd=given.budget_usd, prices=given.prices
     )
+    rollouts = teaching.make_rollouts(config)
     async with (
         make_judge(config, given.out.parent) as judge,
-        teaching.teaching(who, config, teaching.make_rollouts(config), {}) as play,
+        ready(rollouts.tools, given.out.parent),
+        teaching.teaching(who, config, rollouts, {}) as play,
     ):
         yield by_teacher(play, by_rewards(judge, bar, citations=config.reward.citations), bar)
 

@@ -13,9 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-sys.path.append(str(Path(__file__).parent))
+sys.path += [str(Path(__file__).parent), str(Path(__file__).parent / "search")]
 from school import ANNA, ANSWER, CHAT, LYME, PAGES, Teacher, lesson, question, rollouts
 from stub import Stub
+from webstub import WebStub
 
 from carr_jax import config as defaults
 from carr_jax.calls.errors import BudgetSpent
@@ -112,6 +113,28 @@ def test_what_is_kept_and_why_not(place):
     card = (folder / "traces.jsonl.gz.card.md").read_text()
     assert "the command" in card and "| kept traces | 2 |" in card and "rejected: turn budget | 1" in card
     assert "TEACHER_KEY" not in (folder / "attempts.jsonl").read_text()
+
+
+def test_on_the_web_the_same_is_kept_and_what_was_asked_is_remembered(place, monkeypatch):
+    """The town's pages behind a search service and a reader: tools with connections, a cache and a bill."""
+    monkeypatch.setenv("WEB_KEY", "good")
+    web = place[1].search.web
+    web.provider, web.reader, web.search_keys, web.reader_keys = "serper", "jina", "WEB_KEY", "WEB_KEY"
+
+    async def run():
+        async with WebStub() as service, Teacher() as teacher:
+            service.results = [{"title": p.title, "link": p.url, "snippet": p.text} for p in PAGES]
+            form = "Title: {}\n\nURL Source: {}\n\nMarkdown Content:\n{}"
+            service.pages = {p.url: (200, form.format(p.title, p.url, p.text)) for p in PAGES}
+            place[1].search.source = "web"
+            web.search_url, web.reader_url = f"{service.url}/search", f"{service.url}/reader"
+            facts = await run_collection(options(place[0], teacher), place[1], "the command")
+            return facts, service.calls
+
+    facts, calls = asyncio.run(run())
+    kept = rows_in(place[0] / "traces")
+    assert facts["kept traces"] == 2 and [row["question"]["id"] for row in kept] == ["q0", "q6"]
+    assert sorted(call[0] for call in calls) == ["reader", "reader", "search", "search"]  # for seven attempts
 
 
 def test_a_trace_is_read_with_its_tokens_and_by_the_scorer(place):

@@ -37,7 +37,8 @@ class Reader:
         """The page at an address.  Raises Missing, and Outage."""
         try:
             checked(url, self._rules)
-            target = URL(self._service.address.url + str(URL(url).with_fragment(None)), encoded=True)
+            service = self._service.address.url.rstrip("/")
+            target = URL(f"{service}/{URL(url).with_fragment(None)}", encoded=True)
         except Refused as refusal:
             raise missing(refusal.reason) from refusal
         except ValueError as error:
