@@ -29,9 +29,12 @@ EXTRAS = {
     "kernels": ["tokamax>=0.0.12"],  # grouped matmul of experts on NVIDIA (model.experts=tokamax)
     "dense": ["sentence-transformers>=5.0"],  # search by meaning, with a model folder of yours
     "plan": ["libtpu>=0.0.42"],  # the TPU compiler, for compiling a training step without a chip
-    "web": ["trafilatura>=2.0", "pypdf>=5.0"],  # reading pages that we fetch ourselves (search.web.reader=own)
+    # Reading pages that we fetch ourselves (search.web.reader=own).  lxml_html_clean is trafilatura's: older
+    # pips do not find it under the name that lxml has for it.
+    "web": ["trafilatura>=2.0", "lxml_html_clean>=0.4", "pypdf>=5.0"],
     "test": [
         "trafilatura>=2.0",
+        "lxml_html_clean>=0.4",
         "pypdf>=5.0",
         "pytest>=8",
         "pytest-xdist>=3",

@@ -28,7 +28,7 @@ _SHORTEST, _LONGEST = 3, 80  # characters of a name, folded: "US" would be found
 async def make_variants(
     question: Question, client: ChatClient, cache: ReplyCache, options: MakerOptions = MakerOptions()
 ) -> Made:
-    """The question with variants; as it was when nothing is hidden.  Raises llm.errors.CannotGoOn."""
+    """The question with variants; as it was when nothing is hidden.  Raises calls.errors.CannotGoOn."""
     hidden = hidden_entities(question)
     if not hidden:
         return Made(question)
