@@ -3,9 +3,10 @@
     python launch/serve_tools.py --config=configs/c_grpo_4b.py --config.search.index.path=data/index --port=7230
 
 POST /, GET /health and /metrics: see carr_jax/search/server.py.  What the tools reach is what the
-configuration's search says.  A run uses the server with config.search.source=server.  To listen on an address
-that others reach, set CARR_TOOLS_TOKEN; clients then send `Authorization: Bearer ...`.  SIGTERM ends it once
-everything that was asked is answered.  Sessions stand in --workdir and are there again after a restart.
+configuration's search says, the web included, whose keys, cache and budget are then this server's.  A run uses
+the server with config.search.source=server.  To listen on an address that others reach, set CARR_TOOLS_TOKEN;
+clients then send `Authorization: Bearer ...`.  SIGTERM ends it once everything that was asked is answered.
+Sessions stand in --workdir and are there again after a restart.
 """
 
 import asyncio

@@ -120,9 +120,10 @@ class Ledger:
             raise NotWritten(f"{self.path}: a call was paid and cannot be entered ({error})") from error
 
     def close(self) -> None:
-        """Nothing is entered any more."""
+        """Give the file back; a further entry opens it again."""
         if self._file is not None:
             self._file.close()
+            self._file = None
 
 
 def _read(path: Path) -> list[tuple[tuple[str, str], Spent]]:

@@ -56,8 +56,10 @@ class Store:
             return self._reader.execute(f"SELECT COUNT(*) FROM {self._table}").fetchone()[0]
 
     def close(self) -> None:
-        self._reader.close()
-        self._writer.close()
+        """Waits for a thread that still reads or writes."""
+        with self._reading, self._writing:
+            self._reader.close()
+            self._writer.close()
 
     @contextlib.contextmanager
     def _named(self, kind: type[Exception]) -> Iterator[None]:

@@ -7,6 +7,7 @@ import signal
 import sys
 from pathlib import Path
 
+import aiohttp
 import numpy as np
 import pytest
 
@@ -107,15 +108,18 @@ def test_an_episode_through_the_server_is_the_one_in_process_and_a_spent_budget_
             async with serving(stub, tmp_path / "there", budget) as (process, url):
                 there = await episode(chat, RemoteTools(url))
                 late = await RemoteTools(url, attempts=1).session("").search("dearer than what is left", 3)
-                async with asyncio.timeout(10):
+                async with aiohttp.ClientSession() as http, http.get(f"{url}metrics") as reply:
+                    metrics = (await reply.text()).splitlines()
+                async with asyncio.timeout(30):
                     process.send_signal(signal.SIGTERM)
                     said, _ = await process.communicate()
-        return here, there, late, said
+        return here, there, late, metrics, said
 
-    here, there, late, said = run(scenario)
+    here, there, late, metrics, said = run(scenario)
     assert [c.result.error for c in here.calls] == [None] * 4
     assert np.array_equal(here.ids, there.ids) and here.turns == there.turns
     assert (late.error, late.reason) == ("unavailable", "http_503") and b"closed" in said
+    assert {"carr_tools_web_asked 3", "carr_tools_web_cached 1", "carr_tools_web_cost_usd 1"} <= set(metrics)
 
 
 async def played(session, n, calls):
