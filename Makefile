@@ -25,7 +25,7 @@ demo: $(STAMP)
 	$(BIN)/python launch/train.py --config=configs/c_grpo_tiny.py --workdir=$(RUN)
 
 test: $(STAMP) lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow

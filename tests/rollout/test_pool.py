@@ -186,7 +186,7 @@ def test_a_hanging_request_is_given_up_and_goes_elsewhere(play):
         turn = await pool.generate(prompt(0), sampling(8), "s0")
         return turn, pool.counters
 
-    turn, counters = play(scenario, request_s=0.3, prefill_s=0.0, decode_s=0.0)
+    turn, counters = play(scenario, request_s=1.0, prefill_s=0.0, decode_s=0.0)
     is_right(turn, 0, 8)
     assert (counters["retries"], counters["ejections"]) == (2, 0)
 
@@ -196,11 +196,11 @@ def test_patience_grows_with_the_request_and_stands_still_in_a_pause(play):
         turns = begin(pool, 2)
         await in_the_middle(servers, 2)
         await pool.pause()
-        await asyncio.sleep(2.0)
+        await asyncio.sleep(5.0)  # longer than a turn may take
         await pool.resume()
         return await asyncio.gather(*turns), pool.counters
 
-    turns, counters = play(scenario, request_s=0.1, prefill_s=0.0, decode_s=0.02, health_s=5.0)
+    turns, counters = play(scenario, request_s=0.1, prefill_s=0.0, decode_s=0.06, health_s=5.0)
     assert counters["retries"] == 0 and [len(turn.ids) for turn in turns] == [LONG, LONG]
 
 
