@@ -58,27 +58,29 @@ def held_out(policy, workdir, *options):
 def test_a_graph_becomes_questions_these_traces_and_traces_a_policy_that_c_grpo_starts_from(tmp_path):
     """Held out are questions about entities that no trace is about; chance is below one in a hundred.
 
-    Measured: format errors 0.125 before and 0.0 after, outcome 0.0 before and 0.78 after.
+    Measured: format errors 0.125 before and 0.031 after, outcome 0.0 before and 0.61 after.
     """
     collected = collect(
         config_of("c_grpo_tiny", SHIPPED, *ONE_HOP),
         tmp_path / "traces",
-        questions_of_the_graph(tmp_path / "questions.jsonl", 320),
+        questions_of_the_graph(tmp_path / "questions.jsonl", 480),
         teacher="expert",
     )
-    assert collected["kept traces"] > 300 and collected["mean rubric reward"] > 0.99
+    assert collected["kept traces"] > 460 and collected["mean rubric reward"] > 0.99
     before = held_out(SHIPPED, tmp_path / "before", *ONE_HOP)
     learning = (
         "sft.pretrain_steps=0",
-        "sft.epochs=2",
+        "sft.epochs=3",
         "train.steps=0",
         "learn.lr=1e-3",
         "learn.warmup_steps=5",
     )
     traces = (f"sft.traces={tmp_path / 'traces'}", "sft.held_out=0.1")
     finetune(config_of("sft_tiny", SHIPPED, *ONE_HOP, *learning, *traces), tmp_path / "sft")
-    losses = [row["learn/held_out_loss"] for row in MetricsLog.read(tmp_path / "sft" / "metrics.jsonl")[71::72]]
-    assert len(losses) == 2 and losses[1] < losses[0] < 0.1
+    losses = [
+        row["learn/held_out_loss"] for row in MetricsLog.read(tmp_path / "sft" / "metrics.jsonl")[107::108]
+    ]
+    assert len(losses) == 3 and losses[2] < losses[0] < 0.1
     after = held_out(tmp_path / "sft" / "policy", tmp_path / "after", *ONE_HOP)
     assert before["agent/format_error"] > 0.05 > after["agent/format_error"]
     assert before["reward/outcome"] < 0.1 and after["reward/outcome"] > 0.5
