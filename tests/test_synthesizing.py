@@ -263,17 +263,19 @@ GRAPH = [
 ]
 
 
+def wording(body):
+    """The mind of a stub that says each fact in its own words, and nothing of what is hidden."""
+    text = body["messages"][1]["content"]
+    code = re.search(r'its "code" is "(\w+)"', text)[1]
+    facts = dict(re.findall(r"^(F\d+): (.*)\.$", text, re.MULTILINE))
+    words = {key: re.sub(r"<E\d>", "something", fact) for key, fact in facts.items()}
+    return json.dumps({"code": code, "question": f"What fits, if {' and '.join(words.values())}?", **words})
+
+
 def test_the_command_with_a_file_and_a_model_within_its_budget(tmp_path):
     """A stub words the questions; the budget ends the first run, and the same command goes on with a larger."""
     graph, out = tmp_path / "graph.jsonl", tmp_path / "o/o.jsonl"
     graph.write_text("".join(json.dumps(row) + "\n" for row in GRAPH))
-
-    def mind(body):
-        text = body["messages"][1]["content"]
-        code = re.search(r'its "code" is "(\w+)"', text)[1]
-        facts = dict(re.findall(r"^(F\d): (.*)\.$", text, re.MULTILINE))
-        words = {key: re.sub(r"<E\d>", "something", fact) for key, fact in facts.items()}
-        return json.dumps({"code": code, "question": f"What fits, if {' and '.join(words.values())}?", **words})
 
     async def command(stub, budget):
         judge = {
@@ -298,7 +300,7 @@ def test_the_command_with_a_file_and_a_model_within_its_budget(tmp_path):
         return (await process.communicate())[0].decode(), process.returncode
 
     async def test():
-        async with Stub(mind) as stub:
+        async with Stub(wording) as stub:
             said, status = await command(stub, 1.05)
             assert status == 2 and "of the budget of $1.05 are spent" in said and len(stub.calls) == 1
             said, status = await command(stub, 200.0)
@@ -311,6 +313,27 @@ def test_the_command_with_a_file_and_a_model_within_its_budget(tmp_path):
     manifest = json.loads(manifest_of(out).read_text())
     assert (manifest["source"], manifest["obfuscate"], manifest["agent"]) == ("graph", "llm", "none")
     assert len(manifest["graph_sha256"]) == 64
+
+
+@pytest.mark.slow
+def test_a_thousand_questions_of_the_world_in_the_words_of_a_stub(tmp_path):
+    out = tmp_path / "o.jsonl"
+
+    async def run():
+        async with Stub(wording) as stub:
+            options = ["world", "--obfuscate=llm", "--count=1000", f"--out={out}"]
+            config = [f"--config={ROOT / 'configs/c_grpo_4b.py'}", "--config.data.source=world"]
+            config += [f'--config.judge.endpoints=("{stub.url}",)']
+            command = [sys.executable, str(ROOT / "launch/synthesize.py"), *options, *config]
+            assert await (await asyncio.create_subprocess_exec(*command)).wait() == 0
+            return len(stub.calls)
+
+    assert asyncio.run(run()) >= 1000
+    questions = read_questions(out)
+    assert len(questions) == 1000 and all(q.question.startswith("What fits, if ") for q in questions)
+    assert all(lint(q) == [] and all(connected_to_answer(q.rubrics)) for q in questions)
+    sample = questions[::10]
+    assert solved_by_the_expert(sample, Corpus(build_world(WorldConfig()).pages)) == [True] * len(sample)
 
 
 def test_an_agent_behind_an_endpoint_tries_the_questions(tmp_path, synthesize):
