@@ -15,7 +15,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from carr_jax.observe.files import atomic_file
+from carr_jax.observe.files import write_json
 from carr_jax.records import Question, Rubric
 from carr_jax.rewards import prompts
 from carr_jax.rewards.calibration import Measure
@@ -48,9 +48,7 @@ def _words() -> str:
 
 def write_report(file: Path, config: ConfigDict, measures: Mapping[str, Measure], times: int) -> None:
     """What was measured of the judge of `config`, as the gate reads it."""
-    report = {"judge": judge_facts(config), "times": times, "steps": to_json(measures)}
-    with atomic_file(file) as out:
-        out.write(json.dumps(report, indent=1).encode() + b"\n")
+    write_json(file, {"judge": judge_facts(config), "times": times, "steps": to_json(measures)})
 
 
 def gate_problems(config: ConfigDict) -> list[str]:

@@ -27,7 +27,7 @@ from carr_jax.rollout.scheduler import Rollouts
 from carr_jax.run import inputs_of
 from carr_jax.search.browser import page_text
 from carr_jax.search.world import WorldConfig, build_world
-from carr_jax.task import Task, load_task
+from carr_jax.task import Task, epoch_order, load_task
 from carr_jax.traces import read_traces, traces_of
 
 TOKENIZER_TRACES = 600  # expert traces that the new tokenizer sees beside the pages
@@ -152,7 +152,7 @@ def batch_of(examples: Sequence[Example], seed: int, step: int, size: int) -> li
     """The examples of an optimiser step; a pure function, each epoch in its own order, the rest left out."""
     per_epoch = len(examples) // size
     epoch, index = divmod(step, per_epoch)
-    order = random.Random(f"{seed}/{epoch}").sample(range(len(examples)), len(examples))
+    order = epoch_order(seed, epoch, len(examples))
     return [examples[i] for i in order[index * size : (index + 1) * size]]
 
 

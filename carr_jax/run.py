@@ -19,7 +19,7 @@ from carr_jax import __version__
 from carr_jax.config import flatten
 from carr_jax.distributed import is_first, must_agree, must_share
 from carr_jax.models.config import to_hf_config
-from carr_jax.observe.files import atomic_file
+from carr_jax.observe.files import atomic_file, write_json
 from carr_jax.policy import Policy, small_files, weights_sha256
 from carr_jax.records import InputError
 from carr_jax.stored import to_json
@@ -92,8 +92,7 @@ class RunFolder:
         for name, content in small_files(policy).items():
             with atomic_file(self.tokenizer / name) as file:
                 file.write(content)
-        with atomic_file(self.path / "config.json") as file:
-            file.write((json.dumps(facts, indent=1) + "\n").encode())
+        write_json(self.path / "config.json", facts)
 
     def _refuse_other_traces(self, facts: Mapping[str, Any]) -> None:
         file = self.path / "config.json"

@@ -26,7 +26,7 @@ from carr_jax.data.obscuring import obscured
 from carr_jax.data.synthesis import STRATEGIES, Shape
 from carr_jax.data.wording import faults, question_of
 from carr_jax.journal import append, appending, as_they_come, rows_of
-from carr_jax.observe.files import atomic_file
+from carr_jax.observe.files import write_json
 from carr_jax.records import InputError, Question
 from carr_jax.rewards.rubric_maker import Made
 from carr_jax.rewards.rubrics import entity_ids
@@ -242,8 +242,7 @@ def _plan_file(out: Path) -> Path:
 
 def _begin(out: Path, plan: Mapping[str, Any]) -> None:
     """The plan is there before the first row, and the manifest gone."""
-    with atomic_file(_plan_file(out)) as file:
-        file.write(json.dumps(plan, indent=1).encode() + b"\n")
+    write_json(_plan_file(out), plan)
     manifest_of(out).unlink(missing_ok=True)
 
 

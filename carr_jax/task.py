@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import random
 from collections.abc import AsyncIterator, Sequence
@@ -214,4 +215,10 @@ def question_order(seed: int, position: int, count: int) -> int:
     A pure function, so that the data position in a checkpoint is one integer.
     """
     epoch, offset = divmod(position, count)
-    return random.Random(f"{seed}/{epoch}").sample(range(count), count)[offset]
+    return epoch_order(seed, epoch, count)[offset]
+
+
+@functools.lru_cache(maxsize=4)
+def epoch_order(seed: int, epoch: int, count: int) -> Sequence[int]:
+    """The order of an epoch over `count` things; kept, for every position of it is asked for."""
+    return random.Random(f"{seed}/{epoch}").sample(range(count), count)

@@ -21,7 +21,7 @@ from typing import Any
 from carr_jax.data.card import Card, count_questions, write_card
 from carr_jax.data.frozen import check_frozen, manifest_of
 from carr_jax.journal import line_of, rows_of
-from carr_jax.observe.files import atomic_file
+from carr_jax.observe.files import atomic_file, write_json
 from carr_jax.records import InputError, Question, Score, Trajectory
 from carr_jax.rewards.rejection import Bar, best_first, defects
 from carr_jax.stored import file_sha256, score_from_json, to_json, trajectory_from_json
@@ -87,8 +87,7 @@ def claim(folder: Path, facts: Mapping[str, Any]) -> None:
         now = facts["collecting"]
         if changed := sorted(key for key in {*before, *now} if before.get(key) != now.get(key)):
             raise InputError(f"{folder} holds other traces (other {', '.join(changed)}); give another --out")
-    with atomic_file(file) as stream:
-        stream.write(json.dumps(facts, indent=1).encode() + b"\n")
+    write_json(file, facts)
 
 
 # ------------------------------------------------------------------------------------------------- the journal
@@ -159,9 +158,7 @@ def freeze(folder: Path, chosen: Chosen, card: Card, how: Mapping[str, Any]) -> 
         stream.writelines(map(line_of, chosen.rejects))
     counts = dict(count_questions(question for question, _ in chosen.kept))
     write_card(file, dataclasses.replace(card, counts=counts))
-    facts = {"sha256": file_sha256(file), **how, "counts": card.facts}
-    with atomic_file(manifest_of(file)) as stream:
-        stream.write(json.dumps(to_json(facts), indent=1).encode() + b"\n")
+    write_json(manifest_of(file), to_json({"sha256": file_sha256(file), **how, "counts": card.facts}))
 
 
 def read_traces(folder: Path, tokenizer_sha256: str) -> Iterator[Trajectory]:

@@ -44,7 +44,7 @@ def parse(argv):
     options = OptionParser("rubrics.py", __doc__)
     options.add_argument("file", metavar="FILE", type=Path, help="questions, or the word world")
     options.add_argument("--out", type=Path, required=True, help="question file to write, .jsonl")
-    options.add_argument("--rounds", type=int, default=3, help="repairs of what a model wrote (default: 3)")
+    options.add_argument("--rounds", type=int, default=3, help="repairs of rubrics (default: 3)")
     options.add_argument("--from-evidence", action="store_true", help="ask no model")
     options.add_argument("--variants", action="store_true", help="other names of entities instead of rubrics")
     given = options.own(argv)

@@ -166,22 +166,13 @@ def test_the_command_asks_a_model_within_its_budget(tmp_path):
         return json.dumps({"code": code, "rubrics": ["<E0> is the one."]})
 
     async def command(stub, budget):
-        judge = {
-            "endpoints": f'("{stub.url}",)',
-            "price_prompt": 0,
-            "price_completion": 10_000,  # a reply may cost $1 and costs $0.1
-            "budget_usd": budget,
-            "concurrency": 1,
-            "max_tokens": 100,
-        }
-        flags = [f"--config.judge.{key}={value}" for key, value in judge.items()]
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             str(ROOT / "launch/rubrics.py"),
             str(source),
             f"--out={out}",
             f"--config={ROOT / 'configs/c_grpo_4b.py'}",
-            *flags,
+            *stub.as_judge(budget),
             stdout=asyncio.subprocess.PIPE,
         )
         return (await process.communicate())[0].decode(), process.returncode

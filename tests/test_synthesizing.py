@@ -278,15 +278,6 @@ def test_the_command_with_a_file_and_a_model_within_its_budget(tmp_path):
     graph.write_text("".join(json.dumps(row) + "\n" for row in GRAPH))
 
     async def command(stub, budget):
-        judge = {
-            "endpoints": f'("{stub.url}",)',
-            "price_prompt": 0,
-            "price_completion": 10_000,  # a reply may cost $1 and costs $0.1
-            "budget_usd": budget,
-            "concurrency": 1,
-            "max_tokens": 100,
-        }
-        flags = [f"--config.judge.{key}={value}" for key, value in judge.items()]
         options = ["--count=4", "--strategy=walk", "--hops=2", "--obfuscate=llm", f"--out={out}"]
         process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -294,7 +285,7 @@ def test_the_command_with_a_file_and_a_model_within_its_budget(tmp_path):
             str(graph),
             *options,
             f"--config={ROOT / 'configs/c_grpo_4b.py'}",
-            *flags,
+            *stub.as_judge(budget),
             stdout=asyncio.subprocess.PIPE,
         )
         return (await process.communicate())[0].decode(), process.returncode

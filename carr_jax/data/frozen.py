@@ -12,7 +12,7 @@ from typing import Any
 
 from carr_jax.data.card import Card, write_card
 from carr_jax.journal import line_of
-from carr_jax.observe.files import atomic_file
+from carr_jax.observe.files import atomic_file, write_json
 from carr_jax.records import InputError
 from carr_jax.stored import file_sha256
 
@@ -35,8 +35,7 @@ def freeze(
         with atomic_file(path) as stream:
             stream.writelines(map(line_of, records))
     write_card(file, card)
-    with atomic_file(manifest_of(file)) as stream:
-        stream.write(json.dumps({"sha256": file_sha256(file), **facts}, indent=1).encode() + b"\n")
+    write_json(manifest_of(file), {"sha256": file_sha256(file), **facts})
 
 
 def check_frozen(file: Path) -> None:

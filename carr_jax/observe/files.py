@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pathlib
 from collections.abc import Iterator
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 
 @contextlib.contextmanager
@@ -27,3 +28,9 @@ def atomic_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write_json(path: str | os.PathLike[str], value: Any) -> None:
+    """A file for people and programs: JSON, indented, whole or absent."""
+    with atomic_file(path) as file:
+        file.write(json.dumps(value, indent=1).encode() + b"\n")

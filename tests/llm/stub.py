@@ -55,6 +55,18 @@ class Stub:
         self.given.append("followed a redirect")
         return web.json_response(completion("{}"))
 
+    def as_judge(self, budget):
+        """Options of a command that is to ask this stub, where a reply may cost $1 and costs $0.1."""
+        judge = {
+            "endpoints": f'("{self.url}",)',
+            "price_prompt": 0,
+            "price_completion": 10_000,
+            "budget_usd": budget,
+            "concurrency": 1,
+            "max_tokens": 100,
+        }
+        return [f"--config.judge.{key}={value}" for key, value in judge.items()]
+
     async def answer(self, request):
         body = await request.json()
         key = request.headers.get("Authorization", "").removeprefix("Bearer ")

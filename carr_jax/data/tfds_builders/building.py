@@ -17,9 +17,9 @@ from carr_jax.data.files import corpus_file
 from carr_jax.data.tfds_builders.builders import Builder, BuiltInWorld
 from carr_jax.data.tfds_builders.features import QUESTION
 from carr_jax.data.tfds_builders.reading import read_history_dataset, read_question_dataset
+from carr_jax.journal import line_of
 from carr_jax.observe.files import atomic_file
 from carr_jax.records import InputError, Page
-from carr_jax.stored import to_json
 
 PAGES = "corpus.jsonl.gz"
 
@@ -53,7 +53,7 @@ def _add_pages(builder: Builder, folder: Path) -> None:
 def _write_pages(path: Path, pages: Iterable[Page]) -> None:
     with atomic_file(path) as file, gzip.GzipFile("", "wb", fileobj=file, mtime=0) as packed:
         for page in pages:
-            packed.write(json.dumps(to_json(page), ensure_ascii=False).encode() + b"\n")
+            packed.write(line_of(page))
 
 
 def _card(builder: Builder, folder: Path, made_by: str) -> Card:
