@@ -57,12 +57,12 @@ class Buffer:
     def append_context(self, ids: Sequence[int]) -> None:
         """Add tokens that nobody sampled."""
         count = len(ids)
-        self._extend(ids, [0] * count, [0.0] * count, [-1] * count)
+        self._extend(ids, array("b", [0]) * count, array("f", [0.0]) * count, array("i", [-1]) * count)
 
     def append_sampled(self, generation: Generation) -> None:
         """Add what the engine sampled, as it came."""
         count = len(generation.ids)
-        self._extend(generation.ids, [1] * count, generation.logprobs, generation.versions)
+        self._extend(generation.ids, array("b", [1]) * count, generation.logprobs, generation.versions)
         self.routes.extend(generation.routes, len(self.ids))
 
     def _extend(self, *columns: Sequence) -> None:

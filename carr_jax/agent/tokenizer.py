@@ -52,6 +52,7 @@ ADDED = (
 )
 STOP = ("<|im_end|>", "<|endoftext|>")
 FILE = "tokenizer.json"
+_LONG = 2_000  # characters that take about a millisecond
 CONTROL = re.compile("|".join(map(re.escape, (*SPECIAL, *ADDED))))
 
 
@@ -110,8 +111,14 @@ class Tokenizer:
         return self._control.encode(text, add_special_tokens=False).ids
 
     def encode_plain(self, text: str) -> list[int]:
-        """Ids of untrusted text; never a control id.  Lone surrogates become U+FFFD."""
-        return self._plain.encode(_valid_unicode(text), add_special_tokens=False).ids
+        """Ids of untrusted text; never a control id.  Lone surrogates become U+FFFD.
+
+        A long text lets other threads run meanwhile, which `encode` does not.
+        """
+        text = _valid_unicode(text)
+        if len(text) > _LONG:
+            return self._plain.encode_batch([text], add_special_tokens=False)[0].ids
+        return self._plain.encode(text, add_special_tokens=False).ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, control tokens included.  Ids outside the vocabulary (padding rows) are left out."""

@@ -163,7 +163,7 @@ def _routes(packed: str | None, shape: RouteShape | None, rows: int) -> np.ndarr
 
 def json_object(where: str, raw: bytes) -> dict[str, Any]:
     try:
-        answer = json.loads(raw)
+        answer = parsed(raw)
     except ValueError as error:
         raise ServerBadReply(f"{where}: no JSON: {shown(raw)}") from error
     if not isinstance(answer, dict):
@@ -171,10 +171,18 @@ def json_object(where: str, raw: bytes) -> dict[str, Any]:
     return answer
 
 
+def parsed(raw: bytes) -> Any:
+    """The value of a JSON text, in which NaN may stand: Python's writers put it there.  Raises ValueError."""
+    try:
+        return orjson.loads(raw)
+    except ValueError:
+        return json.loads(raw)
+
+
 def error_message(raw: bytes) -> str:
     """What an error answer says, whatever its form."""
     with contextlib.suppress(ValueError, TypeError, KeyError):
-        answer = json.loads(raw)
+        answer = parsed(raw)
         said = answer.get("error") or answer.get("message") or answer.get("detail")
         return str(said["message"] if isinstance(said, dict) else said)[:_SHOWN]
     return shown(raw)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,7 +129,7 @@ class SGLangServer:
         body = request_body(ids, Sampling(1, ()), f"probe-{id(self)}", False, None) | {"logprob_start_len": 0}
         raw = await self._raw("POST", "/generate", body, limit_s)
         reply = parse_reply(self.url, raw, len(ids), None)
-        rows = json.loads(raw)["meta_info"].get("input_token_logprobs") or []
+        rows = json_object(self.url, raw)["meta_info"].get("input_token_logprobs") or []
         if [row[1] for row in rows] != list(ids):
             raise ServerBadReply(f"{self}: log-probs of another prompt than was sent")
         return np.array([logprob_or_nan(row[0]) for row in rows[1:]]), reply

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 import tantivy
 
 from carr_jax.records import Page
-from carr_jax.search.snippets import best_stretch
+from carr_jax.search.snippets import Numbers, Outline, outlined
 
 _TITLE_WEIGHT = 2.0
 _QUERY_TERMS = 64  # a query is a handful of words; this only bounds what a babbling policy can cost
 _MOST_TIES = 4096  # pages of one score that are put in the order of the pages
-_CACHED_WORDS = 1 << 17  # whose index terms are remembered
+_CACHED_PAGES = 1024  # taken apart for their snippets, some 30 KB each for pages of 10,000 characters
 _WRITER_BYTES = 256_000_000  # large enough that usual corpora become a single segment
 
 
@@ -50,7 +50,8 @@ class Ranker:
         self.schema, self.searcher = index.schema, index.searcher()
         self._snippet_chars = snippet_chars
         self._analyzer = _analyzer()
-        self._word_terms = functools.lru_cache(_CACHED_WORDS)(self.terms)
+        self._numbers = Numbers(self.terms)
+        self._outline = functools.lru_cache(_CACHED_PAGES)(self._outlined)
 
     def terms(self, text: str) -> list[str]:
         """Distinct index terms of `text` in order."""
@@ -77,18 +78,26 @@ class Ranker:
 
     def rank(self, query: str, found: Sequence[Found], page_of: Callable[[Found], Page]) -> list[Ranked]:
         """What was found for a query, with its pages and what is shown of them."""
-        weights = {term: self._rarity(term) for term in self.terms(query)[:_QUERY_TERMS]}
-        pages = [page_of(f) for f in found]
-        return [Ranked(p, f.score, self.snippet(p, weights)) for p, f in zip(pages, found, strict=True)]
+        snippet = self.snippets(query)
+        return [Ranked(page := page_of(f), f.score, snippet(page)) for f in found]
 
-    def snippet(self, page: Page, weights: dict[str, float]) -> str:
-        """The stretch of a page's text with the heaviest distinct query terms; on a tie the first.
+    def snippets(self, query: str) -> Callable[[Page], str]:
+        """What is shown of a page: the stretch of its text with the heaviest distinct terms of a query.
 
-        What the title says already counts a tenth.
+        On a tie it is the first.  What the title says already counts a tenth.
         """
-        weights = weights | {term: 0.1 * weights[term] for term in self.terms(page.title) if term in weights}
-        text = " ".join(page.text.split())  # one line, so that a page cannot forge another result
-        return best_stretch(text, self._snippet_chars, weights, self._word_terms)
+        terms = sorted(self.terms(query)[:_QUERY_TERMS])
+        weights = {hash(term): self._rarity(term) for term in terms}
+
+        def snippet(page: Page) -> str:
+            said = {n: 0.1 * weights[n] for n in map(hash, self.terms(page.title)) if n in weights}
+            return self._outline(page.text).best_stretch(weights | said)
+
+        return snippet
+
+    def _outlined(self, text: str) -> Outline:
+        """On one line, so that a page cannot forge another result."""
+        return outlined(" ".join(text.split()), self._snippet_chars, self._numbers)
 
     def _query(self, terms: Sequence[str]) -> tantivy.Query:
         should = []

@@ -15,7 +15,7 @@ from carr_jax.records import Page
 from carr_jax.search.browser import NO_ADDRESS, Hit, Limits, Missing, Outage, Session
 from carr_jax.search.dump import page_of
 from carr_jax.search.posting import Poster
-from carr_jax.search.snippets import best_stretch
+from carr_jax.search.snippets import Numbers, outlined
 
 _KEPT = 100_000  # pages that answers brought, by the time they were last used
 
@@ -35,6 +35,7 @@ class Retrieval:
         self.limits, self._snippet_chars = limits, snippet_chars
         self._poster = Poster(url, "", request_s, attempts)
         self._pages: OrderedDict[str, Page] = OrderedDict()
+        self._numbers = Numbers(_terms)
 
     async def search(self, query: str, num: int) -> list[Hit]:
         """As `browser.Source`."""
@@ -42,7 +43,8 @@ class Retrieval:
         pages = documents(reply)[:num]
         for page in pages:
             self._keep(page)
-        return [Hit(page.url, page.title, self._snippet(page, query)) for page in pages]
+        weights = dict.fromkeys(map(hash, _terms(query)), 1.0)
+        return [Hit(page.url, page.title, self._snippet(page, weights)) for page in pages]
 
     async def page(self, url: str) -> Page:
         """As `browser.Source`."""
@@ -61,10 +63,9 @@ class Retrieval:
         if len(self._pages) > _KEPT:
             self._pages.popitem(last=False)
 
-    def _snippet(self, page: Page, query: str) -> str:
+    def _snippet(self, page: Page, weights: dict[int, float]) -> str:
         text = " ".join(page.text.split())
-        weights = dict.fromkeys(_terms(query), 1.0)
-        return best_stretch(text, self._snippet_chars, weights, _terms)
+        return outlined(text, self._snippet_chars, self._numbers).best_stretch(weights)
 
 
 def documents(reply: Any) -> list[Page]:

@@ -125,6 +125,16 @@ def test_ids_in_the_padding_of_the_embedding_are_tolerated(tokenizer):
     assert tokenizer.decode([*ids, tokenizer.vocab_size + 7, *ids]) == "riverriver"
 
 
+def test_long_texts_are_tokenised_as_short_ones_are(tiny):
+    """They take another way, on which other threads run meanwhile."""
+    text = "".join(f"{marker} and\n\ud800 so on, Zoë. " for marker in CONTROL) * 8
+    halves = [text[: len(text) // 32], text]
+    long, short = (tiny.encode_plain(half) for half in reversed(halves))
+    assert len(halves[0]) < 2_000 < len(text)
+    assert long[: len(short) - 9] == short[:-9]
+    assert not set(long) & {tiny.id(marker) for marker in CONTROL}
+
+
 def test_lone_surrogates_are_replaced(tokenizer):
     assert tokenizer.decode(tokenizer.encode_plain("a\ud83db")) == "a\ufffdb"
     assert tokenizer.decode(tokenizer.encode_plain("\ud83d\ude00")) == "\U0001f600"

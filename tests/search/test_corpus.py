@@ -207,8 +207,7 @@ def test_snippet_shows_the_sentence_that_fits_the_query():
 @settings(max_examples=60, deadline=None)
 def test_snippet_is_a_bounded_stretch_of_the_page(query, text, size):
     corpus = Corpus([Page(SITE, "Title", text)], snippet_chars=size)
-    weights = dict.fromkeys(corpus.ranker.terms(query), 1.0)
-    snippet = corpus.ranker.snippet(corpus.pages[0], weights)
+    snippet = corpus.ranker.snippets(query)(corpus.pages[0])
     assert len(snippet) <= size
     assert snippet in " ".join(text.split())
 

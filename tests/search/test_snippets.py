@@ -7,21 +7,19 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from carr_jax.records import Page
-from carr_jax.search.corpus import Corpus
-from carr_jax.search.snippets import best_stretch, stretches, weighty_words
-from carr_jax.search.world import WorldConfig, build_world
+from carr_jax.search.snippets import Numbers, outlined, stretches
 
 WORDS = "a bb the River Bridge stone. mason! x? é-ë don't 12,5 river's longlonglonglonglong".split()
-ODD_WORDS = (
-    "dying lying tying skis skies idly gently ugly early only singly news howe atlas innings Yes by say youth "
-    "eing ies Ölüdeniz ÉCOLE x_dying (dying) un-dying 's don't DYING i y I'll ties dies generously"
-).split()
 WORDS.append("漢字" * 5)
 
 
 def terms(text):
     return re.findall(r"\w+", text.lower())
+
+
+def best_stretch(text, size, weights):
+    found = outlined(text, size, Numbers(terms, 10))
+    return found.best_stretch({hash(term): weight for term, weight in weights.items()})
 
 
 def plainly(text, size, weights):
@@ -36,24 +34,7 @@ def test_it_is_the_first_of_the_heaviest_stretches(seed):
     text = " ".join(rng.choice(WORDS) for _ in range(rng.randrange(80)))
     weights = {t: rng.choice([0.25, 1.0, 4.0]) for t in terms(" ".join(rng.sample(WORDS, 3)))}
     for size in (1, 5, 17, 40, 100):
-        assert best_stretch(text, size, weights, terms) == plainly(text, size, weights)
-
-
-def test_words_that_begin_otherwise_hold_no_term_of_the_query():
-    """All words of the built-in world and the odd ones of English, with the stemmer of the index."""
-    stems = Corpus([Page("u", "t", "x")]).ranker.terms
-    text = " ".join(
-        page.text
-        for page in build_world(WorldConfig(entities_per_kind=30, distractors=10, look_alikes=5)).pages
-    )
-    words = [*dict.fromkeys(text.split()), *ODD_WORDS]
-    rng = random.Random(0)
-    rng.shuffle(words)
-    line = " ".join(words)
-    for k in range(0, len(words), 5):
-        weights = dict.fromkeys(stems(" ".join(words[k : k + 5])), 1.0)
-        held = [line[a:b] for a, b, _ in weighty_words(line, weights, stems)]
-        assert held == [word for word in words if weights.keys() & set(stems(word))]
+        assert best_stretch(text, size, weights) == plainly(text, size, weights)
 
 
 @example("aa aaaaaaaaaaaaaa", 16)  # the next word begins beyond a quarter
@@ -81,10 +62,6 @@ def test_by_hand():
         "long indeed.",
         "Red green.",
     ]
-    assert best_stretch(text, 24, {"red": 1.0, "green": 1.0}, terms) == "Red green."
-    assert best_stretch(text, 24, {}, terms) == "One is red."
-    assert best_stretch("", 24, {"red": 1.0}, terms) == ""
-
-
-def test_words_that_are_part_of_others_are_not_mixed_up():
-    assert weighty_words("ab b. (b) abb", {"b": 1.0}, terms) == [(3, 5, {"b"}), (6, 9, {"b"})]
+    assert best_stretch(text, 24, {"red": 1.0, "green": 1.0}) == "Red green."
+    assert best_stretch(text, 24, {}) == "One is red."
+    assert best_stretch("", 24, {"red": 1.0}) == ""
