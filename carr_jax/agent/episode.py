@@ -17,10 +17,9 @@ from typing import Protocol
 from carr_jax.agent.buffer import Buffer
 from carr_jax.agent.chat import Chat
 from carr_jax.agent.parser import ParsedTurn, parse_turn
+from carr_jax.agent.tokenizer import LONG
 from carr_jax.agent.tools import SearchSession, run_call
 from carr_jax.records import End, Generation, Question, Sampling, ToolCall, Trajectory, Turn
-
-_LONG = 2_000  # characters of an observation that take about a millisecond to tokenise
 
 log = logging.getLogger(__name__)
 
@@ -180,7 +179,7 @@ class _Episode:
         A long one is tokenised in a thread: all other episodes would wait for the milliseconds that it takes.
         """
         encode = self.chat.observation_ids
-        long = sum(map(len, outputs)) > _LONG
+        long = sum(map(len, outputs)) > LONG
         ids = await asyncio.to_thread(encode, outputs) if long else encode(outputs)
         if len(self.buffer.ids) + len(ids) >= self.budgets.context:
             return End.CONTEXT_BUDGET

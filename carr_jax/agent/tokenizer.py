@@ -52,7 +52,7 @@ ADDED = (
 )
 STOP = ("<|im_end|>", "<|endoftext|>")
 FILE = "tokenizer.json"
-_LONG = 2_000  # characters that take about a millisecond
+LONG = 2_000  # characters that take about a millisecond to tokenise
 CONTROL = re.compile("|".join(map(re.escape, (*SPECIAL, *ADDED))))
 
 
@@ -116,7 +116,7 @@ class Tokenizer:
         A long text lets other threads run meanwhile, which `encode` does not.
         """
         text = _valid_unicode(text)
-        if len(text) > _LONG:
+        if len(text) > LONG:
             return self._plain.encode_batch([text], add_special_tokens=False)[0].ids
         return self._plain.encode(text, add_special_tokens=False).ids
 

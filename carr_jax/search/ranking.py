@@ -14,12 +14,13 @@ from dataclasses import dataclass
 import tantivy
 
 from carr_jax.records import Page
-from carr_jax.search.snippets import Numbers, Outline, outlined
+from carr_jax.search.snippets import Outline, outlined
 
 _TITLE_WEIGHT = 2.0
 _QUERY_TERMS = 64  # a query is a handful of words; this only bounds what a babbling policy can cost
 _MOST_TIES = 4096  # pages of one score that are put in the order of the pages
-_CACHED_PAGES = 1024  # taken apart for their snippets, some 30 KB each for pages of 10,000 characters
+_CACHED_PAGES = 1024  # taken apart for their snippets, in five times the memory of their texts
+_CACHED_CHARS = 50_000  # of a page; a longer one is taken apart in each search
 _WRITER_BYTES = 256_000_000  # large enough that usual corpora become a single segment
 
 
@@ -50,7 +51,6 @@ class Ranker:
         self.schema, self.searcher = index.schema, index.searcher()
         self._snippet_chars = snippet_chars
         self._analyzer = _analyzer()
-        self._numbers = Numbers(self.terms)
         self._outline = functools.lru_cache(_CACHED_PAGES)(self._outlined)
 
     def terms(self, text: str) -> list[str]:
@@ -91,13 +91,14 @@ class Ranker:
 
         def snippet(page: Page) -> str:
             said = {n: 0.1 * weights[n] for n in map(hash, self.terms(page.title)) if n in weights}
-            return self._outline(page.text).best_stretch(weights | said)
+            outline = self._outline if len(page.text) <= _CACHED_CHARS else self._outlined
+            return outline(page.text).best_stretch(weights | said)
 
         return snippet
 
     def _outlined(self, text: str) -> Outline:
         """On one line, so that a page cannot forge another result."""
-        return outlined(" ".join(text.split()), self._snippet_chars, self._numbers)
+        return outlined(valid(" ".join(text.split())), self._snippet_chars, self._analyzer.analyze)
 
     def _query(self, terms: Sequence[str]) -> tantivy.Query:
         should = []

@@ -15,7 +15,7 @@ from carr_jax.records import Page
 from carr_jax.search.browser import NO_ADDRESS, Hit, Limits, Missing, Outage, Session
 from carr_jax.search.dump import page_of
 from carr_jax.search.posting import Poster
-from carr_jax.search.snippets import Numbers, outlined
+from carr_jax.search.snippets import outlined
 
 _KEPT = 100_000  # pages that answers brought, by the time they were last used
 
@@ -35,7 +35,6 @@ class Retrieval:
         self.limits, self._snippet_chars = limits, snippet_chars
         self._poster = Poster(url, "", request_s, attempts)
         self._pages: OrderedDict[str, Page] = OrderedDict()
-        self._numbers = Numbers(_terms)
 
     async def search(self, query: str, num: int) -> list[Hit]:
         """As `browser.Source`."""
@@ -65,7 +64,7 @@ class Retrieval:
 
     def _snippet(self, page: Page, weights: dict[int, float]) -> str:
         text = " ".join(page.text.split())
-        return outlined(text, self._snippet_chars, self._numbers).best_stretch(weights)
+        return outlined(text, self._snippet_chars, _terms).best_stretch(weights)
 
 
 def documents(reply: Any) -> list[Page]:

@@ -9,38 +9,18 @@ from __future__ import annotations
 import bisect
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import accumulate, chain
+from itertools import accumulate, chain, pairwise
 
 import numpy as np
 
-_LONG = 64  # characters of a word that is not worth its memory
 _SENTENCE_ENDS = (". ", "! ", "? ")
 
 Span = tuple[int, int]
 
 
-class Numbers(dict[str, tuple[int, ...]]):
-    """`numbers[word]` are the index terms in a word as numbers of 64 bits, equal for equal terms.
-
-    A dictionary that fills itself, and begins anew when it is full, is more than twice as quick as a cache
-    that knows which word was used last.
-    """
-
-    def __init__(self, terms: Callable[[str], Collection[str]], remembered: int = 1 << 17) -> None:
-        self._terms, self._remembered = terms, remembered
-
-    def __missing__(self, word: str) -> tuple[int, ...]:
-        numbers = tuple(map(hash, self._terms(word)))
-        if len(word) <= _LONG:
-            if len(self) >= self._remembered:
-                self.clear()
-            self[word] = numbers
-        return numbers
-
-
 @dataclass(frozen=True, eq=False)
 class Outline:
-    """A text and the terms of its stretches.
+    """A text and the terms of its stretches, as numbers of 64 bits that are equal for equal terms.
 
     Stretch i is `text[slice(*spans[i])]`, and holds the terms `terms[slice(*held[i])]`.
     """
@@ -65,23 +45,18 @@ class Outline:
         return self.text[slice(*self.spans[best])]
 
 
-def outlined(text: str, size: int, numbers: Numbers) -> Outline:
-    """Takes a text, one line with single spaces, apart into stretches of at most `size` characters."""
-    words, spans = text.split(" "), list(stretches(text, size))
-    of_words = list(map(numbers.__getitem__, words))
-    terms = list(chain.from_iterable(of_words))
-    behind = list(accumulate(len(word) + 1 for word in words))  # it and its space
-    upto = [0, *accumulate(map(len, of_words))]
-    held = []
-    for start, end in spans:
-        first, last = bisect.bisect_right(behind, start), bisect.bisect_right(behind, end + 1)
-        if first < last:
-            held.append((upto[first], upto[last]))
-        else:  # a part of a word that is longer than a stretch
-            part = numbers[text[start:end]]
-            held.append((len(terms), len(terms) + len(part)))
-            terms += part
-    return Outline(text, spans, np.array(held, np.int64).reshape(-1, 2), np.array(terms, np.int64))
+def outlined(text: str, size: int, terms: Callable[[str], Collection[str]]) -> Outline:
+    """Takes a text, one line with single spaces, apart into stretches of at most `size` characters.
+
+    `terms(part)` gives the index terms in a part of it; no part is looked at twice, though stretches overlap.
+    """
+    spans = list(stretches(text, size))
+    cuts = sorted({cut for span in spans for cut in span})
+    parts = [tuple(map(hash, terms(text[start:end]))) for start, end in pairwise(cuts)]
+    upto = dict(zip(cuts, accumulate(map(len, parts), initial=0), strict=False))
+    held = [(upto[start], upto[end]) for start, end in spans]
+    numbers = list(chain.from_iterable(parts))
+    return Outline(text, spans, np.array(held, np.int64).reshape(-1, 2), np.array(numbers, np.int64))
 
 
 def everywhere(text: str, part: str) -> Iterator[int]:

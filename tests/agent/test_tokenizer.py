@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from qwen3_tokenizer import SHA256, ranks_file
 
-from carr_jax.agent.tokenizer import ADDED, PRETOKENIZE, SPECIAL, Tokenizer, train_bpe
+from carr_jax.agent.tokenizer import ADDED, LONG, PRETOKENIZE, SPECIAL, Tokenizer, train_bpe
 
 CONTROL = (*SPECIAL, *ADDED)
 hostile = st.lists(st.one_of(st.sampled_from(CONTROL), st.text(max_size=8)), max_size=6).map("".join)
@@ -125,14 +125,13 @@ def test_ids_in_the_padding_of_the_embedding_are_tolerated(tokenizer):
     assert tokenizer.decode([*ids, tokenizer.vocab_size + 7, *ids]) == "riverriver"
 
 
-def test_long_texts_are_tokenised_as_short_ones_are(tiny):
+def test_long_texts_are_tokenised_as_short_ones_are(tiny, monkeypatch):
     """They take another way, on which other threads run meanwhile."""
     text = "".join(f"{marker} and\n\ud800 so on, Zoë. " for marker in CONTROL) * 8
-    halves = [text[: len(text) // 32], text]
-    long, short = (tiny.encode_plain(half) for half in reversed(halves))
-    assert len(halves[0]) < 2_000 < len(text)
-    assert long[: len(short) - 9] == short[:-9]
-    assert not set(long) & {tiny.id(marker) for marker in CONTROL}
+    assert len(text) > LONG
+    long = tiny.encode_plain(text)
+    monkeypatch.setattr("carr_jax.agent.tokenizer.LONG", len(text))
+    assert long == tiny.encode_plain(text)
 
 
 def test_lone_surrogates_are_replaced(tokenizer):

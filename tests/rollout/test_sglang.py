@@ -62,6 +62,8 @@ def test_an_answer_becomes_ids_logprobs_and_the_version_of_each_token():
 def test_missing_logprobs_are_nan_and_never_zero():
     some = parsed(answer(output_token_logprobs=[[-0.5, 5, None], [None, 6, None], [-0.5, 7, None]]))
     assert math.isnan(some.logprobs[1]) and some.logprobs[::2] == (-0.5, -0.5)
+    named = parsed(answer(output_token_logprobs=[[math.nan, i, None] for i in (5, 6, 7)]))
+    assert all(map(math.isnan, named.logprobs)), "no JSON to the letter, but Python's writer makes it"
     none = parsed(answer(output_token_logprobs="left out"))
     assert none.ids == (5, 6, 7) and all(map(math.isnan, none.logprobs))
 
