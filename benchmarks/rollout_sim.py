@@ -32,7 +32,7 @@ from carr_jax.agent.chat import Chat, render_turn
 from carr_jax.agent.episode import Budgets
 from carr_jax.agent.tokenizer import train_bpe
 from carr_jax.models.config import PRESETS, to_hf_config
-from carr_jax.records import Question, Score, ToolCall, ToolResult
+from carr_jax.records import End, Question, Score, ToolCall, ToolResult
 from carr_jax.rollout.fleet import Fleet, PoolOptions
 from carr_jax.rollout.messages import Reply
 from carr_jax.rollout.pool import SGLangPool
@@ -145,7 +145,9 @@ class Server:
         self._stops = asyncio.Event()
 
     async def capabilities(self) -> Capabilities:
-        return Capabilities("simulated", self.weights, 10**6, False, False, True)
+        return Capabilities(
+            "simulated", self.weights, 10**6, seeds=False, moe=False, routes=False, updates=True
+        )
 
     async def weight_version(self, limit_s: float = 0) -> str:
         return self.weights
@@ -175,6 +177,7 @@ class Server:
 
     async def generate(self, ids, sampling, rid: str, seeded: bool, routes) -> Reply:
         """The next piece of the turn; a pause ends it ("abort") or holds it ("retract")."""
+        ids = np.asarray(ids).tolist()
         session = SESSION.search(rid)[0]
         episode = session.rsplit("/", 1)[0]
         wanted = self._turn(episode, ids)
@@ -244,14 +247,15 @@ class Pool(SGLangPool):
             task.cancel()
 
 
-class Corpus:
-    """Hands out sessions; the scheduler asks for one as each episode begins."""
+@dataclasses.dataclass(frozen=True)
+class Toolbox:
+    """Hands out the session of one episode, whose delays are its own; the scheduler asks as it begins."""
 
-    def __init__(self, world: World) -> None:
-        self.world = world
+    world: World
+    episode: str = ""
 
-    def session(self, episode: str) -> Session:
-        return Session(self.world, episode)
+    def session(self, question: str) -> Session:
+        return Session(self.world, self.episode)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -259,11 +263,8 @@ class SimulatedRollouts(Rollouts):
     """Tells each session whose it is."""
 
     async def episode(self, question, sample, seed, buffer=None):
-        session = self.tools.session(f"{question.id}/{sample}")
-        own = dataclasses.replace(
-            self, tools=dataclasses.make_dataclass("One", [("session", object)])(lambda: session)
-        )
-        return await Rollouts.episode(own, question, sample, seed, buffer)
+        tools = Toolbox(self.tools.world, f"{question.id}/{sample}")
+        return await Rollouts.episode(dataclasses.replace(self, tools=tools), question, sample, seed, buffer)
 
 
 # ------------------------------------------------------------------------------------------ one simulation
@@ -292,7 +293,7 @@ async def simulate(world: World, staleness: int, steps: int, folder: Path, in_fl
 
     async with Pool(world, folder, in_flight) as pool:
         budgets = Budgets(10**6, 101, 101, 10**6)
-        rollouts = SimulatedRollouts(pool, CHAT, Corpus(world), budgets)
+        rollouts = SimulatedRollouts(pool, CHAT, Toolbox(world), budgets)
         stream = Stream(questions.__getitem__, lambda p, i: GROUP * p + i, GROUP)
         scheduler = Scheduler(
             rollouts, stream, score, StalenessGate(PROMPTS, staleness, steps), in_flight=world.in_flight
@@ -300,6 +301,7 @@ async def simulate(world: World, staleness: int, steps: int, folder: Path, in_fl
         ends, busy, prefilled, new, bounds, worst = [0.0], [0.0], [0], [0], [], 0
         for step in range(steps):
             groups = await scheduler.batch()
+            assert all(t.end is End.ANSWERED for group in groups for t in group.trajectories)
             await asyncio.sleep(world.train_s)
             await pool.update_weights(folder, step + 1)
             worst = max(worst, scheduler.trained())

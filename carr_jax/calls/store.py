@@ -16,6 +16,9 @@ from carr_jax.calls.errors import NotWritten
 from carr_jax.records import InputError
 
 _WAIT_S = 60.0  # for another process that writes
+# Rows of one statement.  With each statement a thread gives up the interpreter's lock, and a busy event loop
+# returns it after milliseconds.
+_AT_ONCE = 100
 
 
 class Store:
@@ -46,10 +49,13 @@ class Store:
 
     def put(self, *rows: tuple) -> None:
         """Keep rows, all or none, instead of those with the same keys; may wait for other processes."""
-        places = ", ".join("?" * len(rows[0]))
         with self._writing, self._named(NotWritten), self._writer:
             self._writer.execute("BEGIN IMMEDIATE")
-            self._writer.executemany(f"INSERT OR REPLACE INTO {self._table} VALUES ({places})", rows)
+            for some in (rows[at : at + _AT_ONCE] for at in range(0, len(rows), _AT_ONCE)):
+                one = f"({', '.join('?' * len(some[0]))})"
+                places = ", ".join([one] * len(some))
+                values = [value for row in some for value in row]
+                self._writer.execute(f"INSERT OR REPLACE INTO {self._table} VALUES {places}", values)
 
     def __len__(self) -> int:
         with self._reading, self._named(NotWritten):

@@ -20,7 +20,9 @@ from carr_jax.calls.store import Store
 from carr_jax.records import InputError
 
 MODES = ("use", "record", "replay", "off")
-_LONG = 32_768  # bytes of an answer, packed, that is unpacked in a thread
+# Bytes of an answer that is packed, or unpacked, in a thread.  What takes less is done before a thread would have
+# the interpreter's lock: it gives that up for each answer, and a busy event loop returns it after milliseconds.
+_LONG = 32_768
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class AnswerCache:
         if mode == "replay" and not self.path.is_file():
             raise InputError(f"{path}: there are no answers to replay; record a run first")
         columns = "key TEXT PRIMARY KEY, kind TEXT NOT NULL, made REAL NOT NULL, answer BLOB NOT NULL"
-        self._batch: list[tuple[str, str, float, Any]] = []  # of what waits to be written
+        self._batch: list[tuple[str, str, float, bytes]] = []  # of what waits to be written
         self._turn = asyncio.Lock()
         self._store = None if mode == "off" else Store(self.path, "answers", columns)
 
@@ -73,15 +75,14 @@ class AnswerCache:
         """
         if self._store is None or self.mode == "replay" or (kind == "outage" and self.mode != "record"):
             return
+        text, made = json.dumps(answer).encode(), self._now()
+        packed = _packed(text) if len(text) < _LONG else await asyncio.to_thread(_packed, text)
         batch = self._batch
-        batch.append((key, kind, self._now(), answer))
+        batch.append((key, kind, made, packed))
         async with self._turn:
             if batch is self._batch:  # and not written together with the one before
                 self._batch = []
-                await asyncio.to_thread(self._write, batch)
-
-    def _write(self, batch: list[tuple[str, str, float, Any]]) -> None:
-        self._store.put(*((key, kind, made, _packed(answer)) for key, kind, made, answer in batch))
+                await asyncio.to_thread(self._store.put, *batch)
 
     def _is_fresh(self, kind: str, made: float) -> bool:
         return self._now() - made < getattr(self._lifetimes, kind, 0.0)
@@ -91,8 +92,8 @@ class AnswerCache:
             self._store.close()
 
 
-def _packed(answer: Any) -> bytes:
-    return zlib.compress(json.dumps(answer).encode(), 6)
+def _packed(text: bytes) -> bytes:
+    return zlib.compress(text, 1)  # a fiftieth larger than by 6, in two thirds of the time
 
 
 def _unpacked(packed: bytes) -> Any:

@@ -51,12 +51,12 @@ def outlined(text: str, size: int, terms: Callable[[str], Collection[str]]) -> O
     `terms(part)` gives the index terms in a part of it; no part is looked at twice, though stretches overlap.
     """
     spans = list(stretches(text, size))
-    cuts = sorted({cut for span in spans for cut in span})
-    parts = [tuple(map(hash, terms(text[start:end]))) for start, end in pairwise(cuts)]
+    cuts = sorted({*chain.from_iterable(spans)})
+    parts = [terms(text[start:end]) for start, end in pairwise(cuts)]
     upto = dict(zip(cuts, accumulate(map(len, parts), initial=0), strict=False))
-    held = [(upto[start], upto[end]) for start, end in spans]
-    numbers = list(chain.from_iterable(parts))
-    return Outline(text, spans, np.array(held, np.int64).reshape(-1, 2), np.array(numbers, np.int64))
+    held = np.fromiter(map(upto.__getitem__, chain.from_iterable(spans)), np.int64, 2 * len(spans))
+    numbers = np.fromiter(map(hash, chain.from_iterable(parts)), np.int64, upto[cuts[-1]] if cuts else 0)
+    return Outline(text, spans, held.reshape(-1, 2), numbers)
 
 
 def everywhere(text: str, part: str) -> Iterator[int]:

@@ -12,20 +12,20 @@ def run(coroutine):
 
 def test_answers_that_come_at_once_are_all_kept_and_in_few_writes(tmp_path):
     cache = AnswerCache(tmp_path / "a.sqlite", "use")
-    writes, write = [], cache._write
+    writes, put = [], cache._store.put
 
-    def counted(batch):
-        writes.append(len(batch))
-        write(batch)
+    def counted(*rows):
+        writes.append(len(rows))
+        put(*rows)
 
-    cache._write = counted
+    cache._store.put = counted
 
     async def scenario():
-        await asyncio.gather(*(cache.put(f"k{n}", "page", ["page", n]) for n in range(50)))
-        return [await cache.get(f"k{n}", "") for n in range(50)]
+        await asyncio.gather(*(cache.put(f"k{n}", "page", ["page", n]) for n in range(250)))
+        return [await cache.get(f"k{n}", "") for n in range(250)]
 
-    assert run(scenario()) == [["page", n] for n in range(50)]
-    assert sum(writes) == 50 and len(writes) <= 3
+    assert run(scenario()) == [["page", n] for n in range(250)]
+    assert sum(writes) == 250 and len(writes) <= 3
     cache.close()
 
 
