@@ -20,8 +20,8 @@ from carr_jax.calls.store import Store
 from carr_jax.records import InputError
 
 MODES = ("use", "record", "replay", "off")
-# Bytes of an answer that is packed, or unpacked, in a thread.  What takes less is done before a thread would have
-# the interpreter's lock: it gives that up for each answer, and a busy event loop returns it after milliseconds.
+# Bytes of an answer that is packed, or unpacked, in a thread.  Less is done sooner than a thread has the
+# interpreter's lock: it gives that up for each answer, and a busy event loop returns it after milliseconds.
 _LONG = 32_768
 
 
