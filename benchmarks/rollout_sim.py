@@ -353,6 +353,9 @@ def main() -> None:
     p.add_argument("--on-update", default="keep", choices=("keep", "resume"))
     p.add_argument("--json", type=Path)
     args = p.parse_args()
+    levels = list(map(int, args.staleness.split(",")))
+    if args.steps < (least := 2 * max(levels) + 2):
+        p.error(f"to measure a staleness of {max(levels)} takes --steps={least}")
     logging.disable()
     world, rows = dataclasses.replace(World(), slots=args.slots, in_flight=3 * args.slots), []
     print("| staleness | s / step | bound | of bound | busy | speed-up | prefilled / new | oldest |")
@@ -360,7 +363,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         model = dataclasses.replace(PRESETS["tiny"], vocab_size=CHAT.tokenizer.vocab_size)
         (Path(folder) / "config.json").write_text(json.dumps(to_hf_config(model)))
-        for staleness in map(int, args.staleness.split(",")):
+        for staleness in levels:
             with asyncio.Runner(loop_factory=FakeTimeLoop) as runner:
                 row = runner.run(simulate(world, staleness, args.steps, Path(folder), args.on_update))
             rows.append(row)

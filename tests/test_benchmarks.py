@@ -8,7 +8,7 @@ import pytest
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 QUICK = {
-    "rollout_sim.py": ["--staleness=0,1", "--steps=3", "--slots=8"],
+    "rollout_sim.py": ["--staleness=0", "--steps=2"],
     "event_loop.py": ["--episodes=20", "--turns=2", "--seconds=0.2"],
     "web_tools.py": ["--sessions=20", "--calls=100", "--latency=0.05"],
 }

@@ -18,9 +18,10 @@ from carr_jax.search.snippets import Outline, outlined
 
 _TITLE_WEIGHT = 2.0
 _QUERY_TERMS = 64  # a query is a handful of words; this only bounds what a babbling policy can cost
+_USUAL_TIES = 32  # pages looked at beyond those that are shown, because looking again takes as long as looking
 _MOST_TIES = 4096  # pages of one score that are put in the order of the pages
 _CACHED_PAGES = 1024  # taken apart for their snippets, in five times the memory of their texts
-_CACHED_CHARS = 50_000  # of a page; a longer one is taken apart in each search
+_CACHED_CHARS = range(2_000, 50_000)  # of a page; a shorter or longer one is taken apart in each search
 _WRITER_BYTES = 256_000_000  # large enough that usual corpora become a single segment
 
 
@@ -65,15 +66,17 @@ class Ranker:
         terms = self.terms(query)[:_QUERY_TERMS]
         if not terms or num < 1:
             return []
-        boolean, limit = self._query(terms), num + 1
+        boolean, limit = self._query(terms), num + _USUAL_TIES
         while True:  # looks further while the cut falls between equal scores: an index orders those by chance
             hits = self.searcher.search(boolean, limit=limit, count=False).hits
             scores = [round(score, 4) for score, _ in hits]
             if len(hits) < limit or scores[-1] < scores[num - 1] or limit > num + _MOST_TIES:
                 break
             limit *= 2
-        numbers = self.searcher.fast_field_values("order", [address for _, address in hits])
-        found = [Found(n, s, a) for n, s, (_, a) in zip(numbers, scores, hits, strict=True)]
+        enough = scores[:num][-1] if scores else 0.0
+        best = [(s, address) for s, (_, address) in zip(scores, hits, strict=True) if s >= enough]
+        numbers = self.searcher.fast_field_values("order", [address for _, address in best])
+        found = [Found(n, s, address) for n, (s, address) in zip(numbers, best, strict=True)]
         return sorted(found, key=lambda f: (-f.score, f.number))[:num]
 
     def rank(self, query: str, found: Sequence[Found], page_of: Callable[[Found], Page]) -> list[Ranked]:
@@ -88,17 +91,25 @@ class Ranker:
         """
         terms = sorted(self.terms(query)[:_QUERY_TERMS])
         weights = {hash(term): self._rarity(term) for term in terms}
+        beginnings = [word_beginning(term) for term in terms]
+
+        def looked_for(part: str) -> Sequence[str]:
+            """The terms in a part of a page, if the query's can be among them."""
+            low = part.lower()
+            found = not part.isascii() or any(beginning in low for beginning in beginnings)
+            return self._analyzer.analyze(part) if found else ()
 
         def snippet(page: Page) -> str:
             said = {n: 0.1 * weights[n] for n in map(hash, self.terms(page.title)) if n in weights}
-            outline = self._outline if len(page.text) <= _CACHED_CHARS else self._outlined
-            return outline(page.text).best_stretch(weights | said)
+            cached = len(page.text) in _CACHED_CHARS
+            outline = self._outline(page.text) if cached else self._outlined(page.text, looked_for)
+            return outline.best_stretch(weights | said)
 
         return snippet
 
-    def _outlined(self, text: str) -> Outline:
+    def _outlined(self, text: str, terms: Callable[[str], Sequence[str]] | None = None) -> Outline:
         """On one line, so that a page cannot forge another result."""
-        return outlined(valid(" ".join(text.split())), self._snippet_chars, self._analyzer.analyze)
+        return outlined(valid(" ".join(text.split())), self._snippet_chars, terms or self._analyzer.analyze)
 
     def _query(self, terms: Sequence[str]) -> tantivy.Query:
         should = []
@@ -111,6 +122,14 @@ class Ranker:
     def _rarity(self, term: str) -> float:
         """Inverse document frequency: a snippet shows the rare word of a query before the common one."""
         return math.log(1 + self.searcher.num_docs / (1 + self.searcher.doc_freq("text", term)))
+
+
+def word_beginning(term: str) -> str:
+    """What every ASCII word of this index term begins with, in lower case.
+
+    English stemming changes at most the last letter of what it leaves, but in "lying", which becomes "lie".
+    """
+    return term[:1] if len(term) == 3 and term.endswith("ie") else term[:-1]
 
 
 def valid(text: str) -> str:

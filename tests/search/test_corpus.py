@@ -3,11 +3,11 @@ import math
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from carr_jax.records import Page, ToolCall
-from carr_jax.search import browser
+from carr_jax.search import browser, ranking
 from carr_jax.search.browser import Limits, find_spans, lower_in_place
 from carr_jax.search.corpus import Corpus
 
@@ -210,6 +210,34 @@ def test_snippet_is_a_bounded_stretch_of_the_page(query, text, size):
     snippet = corpus.ranker.snippets(query)(corpus.pages[0])
     assert len(snippet) <= size
     assert snippet in " ".join(text.split())
+
+
+WORDS = "Lying ties Rivers river's possible possibly Zoë zoe naïve dying hoped skies 漢字 İstanbul the".split()
+
+
+@given(st.lists(st.sampled_from(WORDS), max_size=5), st.lists(st.sampled_from([*WORDS, ". "]), max_size=40))
+@settings(max_examples=100, deadline=None)
+def test_a_short_page_shows_what_it_would_if_all_its_words_were_looked_at(query, text):
+    corpus = Corpus([Page(SITE, "A river", " ".join(text))], snippet_chars=40)
+    snippet = corpus.ranker.snippets(" ".join(query))(corpus.pages[0])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ranking, "_CACHED_CHARS", range(10**6))
+        assert corpus.ranker.snippets(" ".join(query))(corpus.pages[0]) == snippet
+
+
+SUFFIXES = (
+    " s es ies ied ed ing ingly edly eed ly y ational tional enci anci izer ization alism ality fulness "
+    "ousness iveness ivity ability ibility icate ative ical ness ement ment ology bly logi er est 's"
+).split(" ")
+
+
+@given(st.from_regex(r"[A-Za-z0-9]{1,9}", fullmatch=True), st.sampled_from(SUFFIXES))
+@example("Tying", "").via("stemming takes its second letter")
+@example("troubl", "ed")
+@settings(max_examples=2000, deadline=None)
+def test_a_word_begins_as_its_term_does(corpus, word, suffix):
+    for term in corpus.ranker.terms(word + suffix):
+        assert ranking.word_beginning(term) in (word + suffix).lower()
 
 
 def test_bad_corpora_are_refused():
