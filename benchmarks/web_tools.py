@@ -5,8 +5,8 @@
 The real sessions, cache, lanes and account book over real HTTP to a stand-in for a search API and a reader,
 in a process of its own, which answers after `latency` seconds and fails a share of the calls.  No two calls
 are the same, so nothing is cached.  The ideal is that all sessions always wait for an answer, or for the pause
-after a fault, and for nothing else; it meets the same faults, the late ones included.  Prints the figures beside
-their bars and exits with 1 when one is missed.  See README.md.
+after a fault, and for nothing else; it meets the same faults, the late ones included.  Prints the figures
+beside their bars and exits with 1 when one is missed.  See README.md.
 """
 
 from __future__ import annotations
